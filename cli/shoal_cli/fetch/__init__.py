@@ -1,0 +1,1 @@
+"""Files from elsewhere, pinned by their SHA-256, kept in a cache on this machine."""

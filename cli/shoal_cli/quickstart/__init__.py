@@ -1,0 +1,1 @@
+"""`shoal quickstart`: real models, fetched, served and asked, in one command."""

@@ -1,0 +1,1 @@
+"""Run a formed batch: one interface, one file each."""

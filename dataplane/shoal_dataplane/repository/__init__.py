@@ -1,0 +1,1 @@
+"""Model repositories: layout, configuration, versions, loading and unloading."""

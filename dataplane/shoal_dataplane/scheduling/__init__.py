@@ -1,0 +1,1 @@
+"""Who runs with whom, and when. Pure logic: time is an argument."""

@@ -1,0 +1,1 @@
+"""The doors: translate a protocol to an InferRequest and back."""
