@@ -14,6 +14,7 @@ from msgspec import Meta
 from shoal_api.kinds.common import Digest, FilePath, Kind, Metadata, Sha256, ShortText, Text
 
 Count = Annotated[int, Meta(ge=1, le=4096)]
+BatchSize = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Microseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Dim = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="-1 is any size.")]
@@ -160,9 +161,10 @@ class Warmup(Kind, frozen=True):
 
 
 class Config(Kind, frozen=True):
-    """How the model is served, in the words of Triton's model configuration. What is absent comes from the model itself."""
+    """How the model is served, in the words of Triton's model configuration. What is absent comes from the model itself: of a model
+    that does not batch, `maxBatchSize` is left out."""
 
-    max_batch_size: Size | None = None
+    max_batch_size: BatchSize | None = None
     inputs: Annotated[list[TensorSpec], Meta(max_length=1024)] = []
     outputs: Annotated[list[TensorSpec], Meta(max_length=1024)] = []
     dynamic_batching: DynamicBatching | None = None

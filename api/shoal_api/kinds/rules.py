@@ -91,9 +91,7 @@ def _tensors(tensors: Sequence[TensorSpec], path: FieldPath) -> Iterator[Problem
 
 
 def _dynamic_batching(batching: DynamicBatching, max_batch_size: int | None, path: FieldPath) -> Iterator[Problem]:
-    if max_batch_size == 0:
-        yield Problem("dynamic batching needs maxBatchSize above 0", path)
-    elif max_batch_size is not None:
+    if max_batch_size is not None:
         for index, size in enumerate(batching.preferred_batch_sizes):
             if size > max_batch_size:
                 yield Problem(f"{size} is above maxBatchSize {max_batch_size}", (*path, "preferredBatchSizes", index))

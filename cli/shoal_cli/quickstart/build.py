@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,7 +25,8 @@ from shoal_cli.quickstart.nets import efficientnet, minilm
 MODELS = ("classifier", "embed", "minilm", "minilm-int8")
 
 _CLASSIFIER_CONFIG = """\
-# Laid under spec.config of manifests/quickstart/classifier.yaml, which has no field for label files.
+# The part of the configuration that belongs to the model; the manifest adds how it is served.
+input [ { name: "image" data_type: TYPE_UINT8 dims: [ 224, 224, 3 ] } ]
 output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 1000 ] label_filename: "labels.txt" } ]
 """
 
@@ -61,16 +63,19 @@ def _build_classifier(sources: Path, target: Path) -> None:
 def _fuse(net: efficientnet.EfficientNetLite0) -> None:
     """Fold every batch norm into the convolution before it: the same function, a third faster."""
     blocks = [module for module in net.modules() if isinstance(module, efficientnet.Block)]
-    pairs = [(net, "conv_stem", "bn0"), (net, "conv_head", "bn1")]
+    pairs: list[tuple[torch.nn.Module, str, str]] = [(net, "conv_stem", "bn0"), (net, "conv_head", "bn1")]
     pairs += [(block, "expand_conv", "bn0") for block in blocks if block.expands]
-    pairs += [(block, conv, norm) for block in blocks for conv, norm in (("depthwise_conv", "bn1"), ("project_conv", "bn2"))]
+    pairs += [
+        (block, conv, norm) for block in blocks for conv, norm in (("depthwise_conv", "bn1"), ("project_conv", "bn2"))
+    ]
     for module, conv, norm in pairs:
         setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))
         setattr(module, norm, torch.nn.Identity())
 
 
 def _save(net: torch.nn.Module, example: tuple[torch.Tensor, ...], target: Path) -> None:
-    torch.jit.save(torch.jit.freeze(torch.jit.trace(net, example)), target)
+    trace: Callable[..., torch.jit.ScriptModule] = torch.jit.trace
+    torch.jit.save(torch.jit.freeze(trace(net, example)), target)
 
 
 def _place(source: Path, target: Path) -> None:

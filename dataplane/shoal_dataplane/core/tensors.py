@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,32 +83,44 @@ def encode_bytes(elements: Iterable[bytes | bytearray | str | np.bytes_ | np.str
     return b"".join(parts)
 
 
+def _walk_bytes(name: str, data: Buffer, count: int) -> Iterator[tuple[int, int]]:
+    """Yield the (start, end) of each BYTES element. Raises ServingError(INVALID_ARGUMENT) with Triton's texts."""
+    end = len(data)
+    at = found = 0
+    while at < end:
+        if found == count:
+            raise invalid(
+                f"unexpected number of string elements {count + 1} for inference input '{name}', expecting {count}"
+            )
+        if end - at < 4:
+            raise invalid(
+                f"incomplete string length indicator for inference input '{name}', "
+                f"expecting 4 bytes but only {end - at} bytes available"
+            )
+        (length,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if length > end - at:
+            raise invalid(
+                f"incomplete string data for inference input '{name}', "
+                f"expecting string of length {length} but only {end - at} bytes available"
+            )
+        yield at, at + length
+        at += length
+        found += 1
+    if found != count:
+        raise invalid(f"expected {count} string elements for inference input '{name}', got {found}")
+
+
+def check_bytes(name: str, data: Buffer, count: int) -> None:
+    """Check that `data` holds exactly `count` BYTES elements. Raises ServingError(INVALID_ARGUMENT) where it does not."""
+    for _ in _walk_bytes(name, data, count):
+        pass
+
+
 def decode_bytes(name: str, data: Buffer, count: int) -> list[bytes]:
     """Decode `count` BYTES elements.
 
     Raises ServingError(INVALID_ARGUMENT) when a length runs past the end, or more or fewer elements are there than `count`.
     """
     view = memoryview(data)
-    end = len(view)
-    out: list[bytes] = []
-    at = 0
-    while at < end:
-        if len(out) == count:
-            raise invalid(
-                f"unexpected number of string elements {count + 1} for input '{name}', expecting {count}: {end - at} bytes are left over"
-            )
-        if end - at < 4:
-            raise invalid(
-                f"incomplete string length indicator for input '{name}' at byte {at}: expecting 4 bytes, {end - at} are left"
-            )
-        (length,) = struct.unpack_from("<I", view, at)
-        at += 4
-        if length > end - at:
-            raise invalid(
-                f"incomplete string data for input '{name}' at byte {at}: expecting a string of length {length} bytes, {end - at} are left"
-            )
-        out.append(bytes(view[at : at + length]))
-        at += length
-    if len(out) != count:
-        raise invalid(f"expected {count} string elements for input '{name}', got {len(out)}")
-    return out
+    return [bytes(view[start:end]) for start, end in _walk_bytes(name, data, count)]

@@ -117,6 +117,7 @@ class ServedModel:
         if isinstance(result, Execution) and len(result.responses) != len(requests):
             result = internal(f"model '{self.name}' gave {len(result.responses)} responses to {len(requests)} requests")
         if isinstance(result, ServingError):
+            self.statistics.record_failed_batch(batch.size, now - started)
             for request in requests:
                 self._fail(request, result)
         else:
@@ -147,6 +148,7 @@ class ServedModel:
                 if response.error is None:
                     answered.append(request)
                 else:
+                    statistics.inference_count -= request.batch_size  # executed, but not answered
                     statistics.record_failure(failure_reason(response.error), now - request.arrival_ns)
         statistics.record_success(answered, started, now)
 

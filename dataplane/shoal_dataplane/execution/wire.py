@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from shoal_dataplane.backends.base import Execution
 from shoal_dataplane.core.dtypes import BY_WIRE
@@ -22,6 +23,7 @@ from shoal_dataplane.execution.channel import WireError
 
 PADDING = [bytes(-size & 7) for size in range(8)]
 MAX_CACHED_HEADERS = 256
+SMALL = 4096
 TRACE_KEY = "traceparent"
 
 
@@ -118,58 +120,69 @@ class RequestEncoder:
         last: Signature | None = None
         head: RequestHead | None = None
         for request in requests:
-            signature = request.signature
-            if signature is None or signature is not last:
-                head = self._head(request)
-                heads.append(head)
-                last = signature
-            if request.id:
-                ids[len(which)] = request.id
-            if request.metadata and TRACE_KEY in request.metadata:
-                traces[len(which)] = request.metadata[TRACE_KEY]
-            for tensor, described in zip(request.inputs.values(), head.inputs, strict=True):  # type: ignore[union-attr]
+            buffers: list[Buffer] = []
+            for tensor in request.inputs.values():
                 data = tensor.data
                 if type(data) is not memoryview:
                     data = tensor.buffer()
+                buffers.append(data)
                 length = len(data)
-                if length != described.size:  # BYTES, whose length no header tells
-                    head = self._describe(request)
-                    heads.append(head)
-                    last = None
                 parts.append(data)
                 size += length
                 if length & 7:
                     parts.append(PADDING[length & 7])
                     size += -length & 7
+            signature = request.signature
+            if signature is None or signature is not last:
+                head = self._head(request, buffers)
+                heads.append(head)
+                last = signature
+            if head is None or not fits(head, buffers):  # BYTES, whose length no header tells
+                head = describe(request, buffers)
+                heads.append(head)
+                last = None
+            if request.id:
+                ids[len(which)] = request.id
+            if request.metadata and TRACE_KEY in request.metadata:
+                traces[len(which)] = request.metadata[TRACE_KEY]
             which.append(len(heads) - 1)
         return _encode(ExecuteHead(sequence, heads, which, ids, traces)), parts, size
 
-    def _head(self, request: InferRequest) -> RequestHead:
+    def _head(self, request: InferRequest, buffers: list[Buffer]) -> RequestHead:
         signature = request.signature
         if signature is None:
-            return self._describe(request)
+            return describe(request, buffers)
         known = self._known.get(id(signature))
         if known is not None and known[0] is signature:
             return known[1]
-        head = self._describe(request)
+        head = describe(request, buffers)
         if len(self._known) >= MAX_CACHED_HEADERS:
             self._known.clear()
         self._known[id(signature)] = (signature, head)
         return head
 
-    @staticmethod
-    def _describe(request: InferRequest) -> RequestHead:
-        return RequestHead(
-            request.batch_size,
-            [TensorHead(t.name, t.datatype, t.shape, t.nbytes()) for t in request.inputs.values()],
-            request.outputs,
-            dict(request.parameters),
-            request.correlation_id,
-            request.sequence_start,
-            request.sequence_end,
-            request.timeout_us,
-            request.priority,
-        )
+
+def fits(head: RequestHead, buffers: list[Buffer]) -> bool:
+    """Has each buffer the size that `head` says?"""
+    for described, data in zip(head.inputs, buffers, strict=True):
+        if len(data) != described.size:
+            return False
+    return True
+
+
+def describe(request: InferRequest, buffers: list[Buffer]) -> RequestHead:
+    """The head of a request whose inputs' wire encodings are `buffers`."""
+    return RequestHead(
+        request.batch_size,
+        [TensorHead(t.name, t.datatype, t.shape, len(data)) for t, data in zip(request.inputs.values(), buffers, strict=True)],
+        request.outputs,
+        dict(request.parameters),
+        request.correlation_id,
+        request.sequence_start,
+        request.sequence_end,
+        request.timeout_us,
+        request.priority,
+    )
 
 
 def decode_requests(
@@ -241,7 +254,7 @@ def encode_answer(sequence: int, execution: Execution) -> tuple[bytes, list[Buff
             parameters[position] = dict(response.parameters)
         outputs = response.outputs
         same = bool(heads) and len(outputs) == len(last)
-        buffers = [tensor.buffer() for tensor in outputs]
+        buffers = [_wire_form(tensor) for tensor in outputs]
         if same:
             for tensor, data, described in zip(outputs, buffers, last, strict=True):
                 if (
@@ -270,6 +283,13 @@ def encode_answer(sequence: int, execution: Execution) -> tuple[bytes, list[Buff
         sequence, None, heads, which, failures, parameters, execution.input_ns, execution.infer_ns, execution.output_ns
     )
     return _encode(answer), parts, size
+
+
+def _wire_form(tensor: Tensor) -> Buffer:
+    data = tensor.data
+    if isinstance(data, np.ndarray) and data.nbytes <= SMALL and tensor.datatype != "BYTES":
+        return data.tobytes()  # a copy of so little costs less than a view
+    return tensor.buffer()
 
 
 def decode_answer(head: bytes, payload: memoryview, sequence: int, count: int) -> Execution | ServingError:

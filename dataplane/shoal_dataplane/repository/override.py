@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from shoal_api.protocol import model_config_pb2 as mc
-from shoal_dataplane.core.errors import ServingError, invalid
+from shoal_dataplane.core.errors import ServingError, internal, invalid
 from shoal_dataplane.repository.config_json import parse_config_json
 from shoal_dataplane.repository.layout import inside
 from shoal_dataplane.repository.types import RepositoryParameter
@@ -77,7 +77,7 @@ class Workspace:
     """A temporary model folder with the files of an override. It is gone after `remove`, at the latest when the process exits."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Write the files. Raises ServingError(INVALID_ARGUMENT) when they cannot be written; then nothing is left behind."""
+        """Write the files. Raises ServingError when one cannot be written; then nothing is left behind."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-model-", ignore_cleanup_errors=True)
         self.path = Path(self._folder.name)
         try:
@@ -95,5 +95,6 @@ class Workspace:
 
 
 def _cannot_write(name: str, error: Exception) -> ServingError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return invalid(f"Invalid file parameter '{FILE_PREFIX}{name}': the file cannot be written: {reason}")
+    if isinstance(error, OSError):
+        return internal(f"the file of parameter '{FILE_PREFIX}{name}' cannot be written: {error.strerror}")
+    return invalid(f"Invalid file parameter '{FILE_PREFIX}{name}': {error}")

@@ -20,30 +20,38 @@ _MAX_DEPTH = 32
 def take_snapshot(location: ModelLocation) -> Snapshot:
     """Look at every file of a model. What vanishes meanwhile, or cannot be read, is left out: the next snapshot then differs.
 
-    Links are followed (volumes of Kubernetes are made of them), each folder once. Times of folders do not count: loading a Python
-    model changes them.
+    Links are followed (volumes of Kubernetes are made of them), each folder once for every entry of the model's own folder. Times of
+    folders do not count: loading a Python model changes them.
     """
     files: Snapshot = {}
     if location.is_file:
         _note(location.path, location.path.name, files)
     else:
-        _walk(location.path, "", 0, set(), files)
+        for name in _list(location.path):
+            if name not in _IGNORED and _note(location.path / name, name, files):
+                _walk(location.path / name, f"{name}/", 0, set(), files)
     return files
 
 
 def _walk(folder: Path, prefix: str, depth: int, seen: set[tuple[int, int]], files: Snapshot) -> None:
     try:
         status = folder.stat()
-        names = sorted(os.listdir(folder))
     except OSError:
         return
     identity = (status.st_dev, status.st_ino)
     if identity in seen or depth > _MAX_DEPTH:
         return
     seen.add(identity)
-    for name in names:
+    for name in _list(folder):
         if name not in _IGNORED and _note(folder / name, prefix + name, files):
             _walk(folder / name, f"{prefix}{name}/", depth + 1, seen, files)
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _note(path: Path, key: str, files: Snapshot) -> bool:

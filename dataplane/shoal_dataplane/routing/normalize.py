@@ -12,7 +12,7 @@ from typing import Any
 from shoal_dataplane.core.errors import ServingError, invalid
 from shoal_dataplane.core.model_spec import ModelSpec, TensorSpec
 from shoal_dataplane.core.request import InferRequest
-from shoal_dataplane.core.tensors import Tensor, decode_bytes, size_mismatch
+from shoal_dataplane.core.tensors import Tensor, check_bytes, size_mismatch
 
 MAX_ELEMENTS = 1 << 40
 """More elements than any message can carry; a shape above it is refused before its product is used."""
@@ -55,9 +55,9 @@ def _missing(inputs: dict[str, Tensor], spec: ModelSpec) -> ServingError:
     got = ",".join(f"'{name}'" for name in inputs)
     lacking = ",".join(f"'{name}'" for name in spec.inputs if name in spec.required and name not in inputs)
     least, most = len(spec.required), len(spec.inputs)
-    expected = str(most) if least == most else f"between {least} and {most}"
+    expected = f"expected {most} inputs" if least == most else f"expected number of inputs between {least} and {most}"
     return invalid(
-        f"expected {expected} inputs but got {len(inputs)} inputs for model '{spec.name}'. "
+        f"{expected} but got {len(inputs)} inputs for model '{spec.name}'. "
         f"Got input(s) [{got}], but missing required input(s) [{lacking}]. Please provide all required input(s)."
     )
 
@@ -72,7 +72,7 @@ def _check_tensor(tensor: Tensor, tensor_spec: TensorSpec, spec: ModelSpec) -> N
     for size in shape:
         if size < 0:
             raise invalid(
-                f"unexpected shape for input '{name}' for model '{spec.name}': {list(shape)} has the negative dimension {size}"
+                f"All input dimensions should be specified for input '{name}' for model '{spec.name}', got {_dims(shape)}"
             )
     elements = math.prod(shape)
     if elements > MAX_ELEMENTS:
@@ -83,7 +83,7 @@ def _check_tensor(tensor: Tensor, tensor_spec: TensorSpec, spec: ModelSpec) -> N
     own = shape
     if spec.max_batch_size:
         if not shape:
-            raise _unexpected_shape(tensor, tensor_spec, spec)
+            raise invalid(f"input '{name}' has no shape but model requires batch dimension for '{spec.name}'")
         own = shape[1:]
     if len(own) != len(dims) or any(want not in (-1, got) for want, got in zip(dims, own, strict=True)):
         raise _unexpected_shape(tensor, tensor_spec, spec)
@@ -91,7 +91,7 @@ def _check_tensor(tensor: Tensor, tensor_spec: TensorSpec, spec: ModelSpec) -> N
     if isinstance(data, (bytes, bytearray, memoryview)):
         itemsize = tensor_spec.datatype.itemsize
         if itemsize == 0:
-            decode_bytes(name, data, elements)
+            check_bytes(name, data, elements)
         elif len(data) != itemsize * elements:
             raise size_mismatch(f"{name}' for model '{spec.name}", itemsize * elements, len(data))
 
@@ -102,7 +102,7 @@ def _unexpected_shape(tensor: Tensor, tensor_spec: TensorSpec, spec: ModelSpec) 
     if spec.max_batch_size:
         hint = (
             ". NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input shape. "
-            "If you want to specify the full shape including the batch dim in your input dims config, try setting max_batch_size to zero."
+            "If you want to specify the full shape including the batch dim in your input dims config, try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
         )
     return invalid(
         f"unexpected shape for input '{tensor.name}' for model '{spec.name}'. Expected {_dims(expected)}, got {_dims(tensor.shape)}{hint}"

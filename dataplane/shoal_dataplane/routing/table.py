@@ -19,7 +19,8 @@ def parse_version(name: str, version: str) -> int:
         return -1
     if not (version.isascii() and version.isdigit()) or len(version) > 19:
         raise invalid(
-            f"failed to get model version from specified version string '{version}' for model '{name}': expected a number >= 1"
+            f"failed to get model version from specified version string '{version}' for model '{name}', "
+            "version should be an integral value > 0"
         )
     return int(version)
 

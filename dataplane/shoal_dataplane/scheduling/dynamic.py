@@ -108,7 +108,7 @@ class DynamicScheduler(RequestQueue):
         if best and not over:
             if mark < len(walked):
                 del walked[mark:]
-            return self._run(walked, best, Cut.OVERSIZE)
+            return self._run(walked, best, Cut.OVERSIZE if best < largest else Cut.FULL)
         if stopped is not None:
             return self._run(walked, size, stopped)
         if size >= largest:

@@ -36,7 +36,7 @@ from shoal_dataplane.server.grpc_common import (
     details,
     prepare,
 )
-from shoal_dataplane.server.grpc_door import reflection_pool
+from shoal_dataplane.server.grpc_door import reflection_pool, serialize
 from shoal_dataplane.server.grpc_health import HealthReporter
 from shoal_dataplane.server.grpc_methods import Method, methods
 from shoal_dataplane.service import InferenceService
@@ -93,6 +93,7 @@ class AioGrpcDoor:
         self._server: Any = None
         self._health: Any = None
         self._reporter: HealthReporter | None = None
+        self._stopping: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Bind and serve. Raises OSError when the address cannot be bound."""
@@ -104,7 +105,7 @@ class AioGrpcDoor:
     def stop(self, grace_seconds: float) -> threading.Event:
         """Refuse new calls now, let those in flight finish for at most `grace_seconds`. The event is set at the end."""
         if self._aio is not None and not self._ended.is_set():
-            asyncio.run_coroutine_threadsafe(self._stop(grace_seconds), self._aio)
+            asyncio.run_coroutine_threadsafe(self._stop(grace_seconds), self._aio).result()
         return self._ended
 
     def close(self) -> None:
@@ -120,8 +121,10 @@ class AioGrpcDoor:
             asyncio.run_coroutine_threadsafe(self._health.set(service, status), self._aio)
 
     async def _stop(self, grace_seconds: float) -> None:
+        """Returns when new calls are refused; the stop itself goes on."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_seconds)
+        self._stopping = asyncio.ensure_future(self._server.stop(grace_seconds))
+        await asyncio.sleep(0)  # its first step runs, which tells grpc's core
 
     def _run(self) -> None:
         try:
@@ -138,7 +141,7 @@ class AioGrpcDoor:
             name: grpc.unary_unary_rpc_method_handler(
                 self._control(method),
                 request_deserializer=method.request.FromString,
-                response_serializer=Message.SerializeToString,
+                response_serializer=serialize,
             )
             for name, method in methods(self._service).items()
         }

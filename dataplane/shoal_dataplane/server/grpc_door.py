@@ -88,7 +88,7 @@ class GrpcDoor:
             if method.slow:
                 behaviour.experimental_thread_pool = self._slow_pool  # type: ignore[attr-defined]
             handlers[name] = grpc.unary_unary_rpc_method_handler(
-                behaviour, request_deserializer=method.request.FromString, response_serializer=_serialize
+                behaviour, request_deserializer=method.request.FromString, response_serializer=serialize
             )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -125,5 +125,6 @@ class GrpcDoor:
         self._slow_pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _serialize(message: Message) -> bytes:
+def serialize(message: Message) -> bytes:
+    """Any message's bytes."""
     return message.SerializeToString()

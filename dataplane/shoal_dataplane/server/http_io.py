@@ -10,13 +10,10 @@ from typing import Any, Final, NoReturn, TypeVar
 from aiohttp import web
 
 from shoal_dataplane.codec.compression import ENCODINGS, compress, decompress
-from shoal_dataplane.core.errors import Code, ServingError, invalid
+from shoal_dataplane.core.errors import Code, invalid
 from shoal_dataplane.core.tensors import Buffer
-from shoal_dataplane.server.http_protocol import SERVER
+from shoal_dataplane.server.http_protocol import SERVER, STALL_SECONDS
 from shoal_dataplane.server.status import http_status
-
-STALL_SECONDS: Final = 60.0
-"""How long a client may take to send the next bytes of a body, or to read the next bytes of an answer."""
 
 OFFLOAD_BYTES: Final = 1 << 18
 """Work on more bytes than this leaves the event loop, so that health checks and other callers are served meanwhile."""
@@ -68,7 +65,9 @@ async def read_body(request: web.BaseRequest, limit: int) -> Buffer:
     except TimeoutError:
         raise HttpError(408, f"no byte of the request body came for {STALL_SECONDS:.0f} seconds", close=True) from None
     except web.RequestPayloadError as error:
-        raise HttpError(400, f"malformed request body: {str(error).strip().partition(chr(10))[0]}", close=True) from None
+        raise HttpError(
+            400, f"malformed request body: {str(error).strip().partition(chr(10))[0]}", close=True
+        ) from None
 
 
 async def _continue(request: web.BaseRequest) -> None:
@@ -170,23 +169,6 @@ async def send(
     for part in parts:
         view = memoryview(part)
         for at in range(0, len(view), _SEND_BYTES):
-            await write(request, response, view[at : at + _SEND_BYTES])
+            await response.write(view[at : at + _SEND_BYTES])
     await response.write_eof()
     return response
-
-
-async def write(request: web.BaseRequest, response: web.StreamResponse, data: Buffer) -> None:
-    """Send a piece of a response. A client that reads none of it for STALL_SECONDS is disconnected."""
-    try:
-        async with asyncio.timeout(STALL_SECONDS):
-            await response.write(data)
-    except TimeoutError:
-        transport = request.transport
-        if transport is not None and isinstance(transport, asyncio.WriteTransport):
-            transport.abort()
-        raise ConnectionResetError("the client did not read its response") from None
-
-
-def check(error: ServingError) -> HttpError:
-    """A ServingError as the answer it becomes."""
-    return HttpError(http_status(error.code), error.message)

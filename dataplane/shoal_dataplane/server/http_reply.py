@@ -68,36 +68,34 @@ class SingleReply:
 
 
 class StreamReply:
-    """The handle of a request that wants its responses as they come. Iterate over it; `overflowed` when its reader is too slow."""
+    """The handle of a request that wants its responses as they come. `too_slow` is called when MAX_PENDING of them wait to be taken."""
 
-    __slots__ = ("_mailbox", "_responses", "_waiter", "ended", "overflowed")
+    __slots__ = ("_mailbox", "_responses", "_too_slow", "_waiter", "ended")
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, too_slow: Callable[[], None]) -> None:
         self._mailbox = mailbox
         self._responses: deque[InferResponse] = deque()
+        self._too_slow = too_slow
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False
-        self.overflowed = False
 
     def respond(self, request: InferRequest, response: InferResponse) -> None:
         """Core loop's thread."""
         self._mailbox.post(self._receive, response)
 
     def _receive(self, response: InferResponse) -> None:
+        self.ended = response.final
         if len(self._responses) >= MAX_PENDING:
-            self.overflowed = True
-            self._responses.clear()
-        if not self.overflowed and not is_empty_final(response):
+            self._too_slow()
+        elif not is_empty_final(response):
             self._responses.append(response)
-        if response.final:
-            self.ended = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next(self) -> InferResponse | None:
-        """Return the next response, None when there is none any more (the last has been taken, or the reader was too slow)."""
+        """Return the next response, None when the last one has been taken."""
         while not self._responses:
-            if self.ended or self.overflowed:
+            if self.ended:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -73,10 +73,13 @@ _OF_METRICS_PORT: Final = {
 }
 
 
-@lru_cache(maxsize=1024)
 def find_route(target: str) -> Route | None:
     """Return what a request target (path and query) of the HTTP port names, None when nothing."""
-    path = target.partition("?")[0]
+    return _find(target.partition("?")[0])
+
+
+@lru_cache(maxsize=1024)
+def _find(path: str) -> Route | None:
     if not path.startswith("/"):
         return None
     parts = tuple(unquote(part) for part in path[1:].split("/"))
@@ -91,7 +94,9 @@ def find_route(target: str) -> Route | None:
         return _repository_route(parts[2:])
     if parts[1] in ("systemsharedmemory", "cudasharedmemory"):
         region = parts[2:-1]
-        if parts[-1] in ("status", "register", "unregister") and (not region or (region[0] == "region" and len(region) == 2)):
+        if parts[-1] in ("status", "register", "unregister") and (
+            not region or (region[0] == "region" and len(region) == 2)
+        ):
             return Route(Action.SHARED_MEMORY, _BOTH)
     return None
 

@@ -40,27 +40,21 @@ DATA_TYPES: Final = {
 """The configuration's names of element types, by the kinds'."""
 
 
-def overlay(spec: InferenceModelSpec) -> tuple[mc.ModelConfig, frozenset[str]]:
-    """Return what the manifest says of the configuration, and the names of the ModelConfig fields that it says something of.
-
-    The names are needed because protobuf cannot tell a `max_batch_size` of 0 from none.
-    """
-    config, given = mc.ModelConfig(), set[str]()
+def overlay(spec: InferenceModelSpec) -> mc.ModelConfig:
+    """Return what the manifest says of the configuration; what it leaves open is left open."""
+    config = mc.ModelConfig()
     if spec.backend is not None:
         config.backend = BACKENDS[spec.backend]
-        given.add("backend")
     if spec.version_policy is not None:
         config.version_policy.CopyFrom(_version_policy(spec.version_policy))
-        given.add("version_policy")
     if spec.config is not None:
-        _fill(config, spec.config, given)
-    return config, frozenset(given)
+        _fill(config, spec.config)
+    return config
 
 
-def _fill(config: mc.ModelConfig, source: Config, given: set[str]) -> None:
+def _fill(config: mc.ModelConfig, source: Config) -> None:
     if source.max_batch_size is not None:
         config.max_batch_size = source.max_batch_size
-        given.add("max_batch_size")
     for tensor in source.inputs:
         config.input.add(name=tensor.name, data_type=DATA_TYPES[tensor.data_type], dims=tensor.dims)
     for tensor in source.outputs:
@@ -71,7 +65,6 @@ def _fill(config: mc.ModelConfig, source: Config, given: set[str]) -> None:
     config.model_warmup.extend(_warmup(warmup) for warmup in source.warmup)
     for key, value in source.parameters.items():
         config.parameters[key].string_value = value
-    given.update(field.name for field, _ in config.ListFields())
 
 
 def _dynamic_batching(source: DynamicBatching) -> mc.ModelDynamicBatching:

@@ -28,13 +28,12 @@ class HttpFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """`overlay` is laid over the configuration that comes with the model; `given` names the fields of it that the user wrote (a
-    `max_batch_size` of 0 is a value). `digest` ("sha256:..." or "") is checked before the model is loaded."""
+    """`overlay` is laid over the configuration that comes with the model. `digest` ("sha256:..." or "") is checked before the model is
+    loaded."""
 
     name: str
     source: LocalPath | HttpFile
     overlay: mc.ModelConfig = field(default_factory=mc.ModelConfig)
-    given: frozenset[str] = frozenset()
     digest: str = ""
 
 
@@ -46,9 +45,9 @@ def plan_model(model: InferenceModel, base: Path) -> ModelEntry:
     problems = check(model)
     if problems:
         raise ValueError("; ".join(f"{dotted(p.path)}: {p.message}" for p in problems))
-    config, given = overlay(model.spec)
+    config = overlay(model.spec)
     config.name = model.served_name
-    return ModelEntry(model.served_name, _source(model, base), config, given, model.spec.model.digest or "")
+    return ModelEntry(model.served_name, _source(model, base), config, model.spec.model.digest or "")
 
 
 def _source(model: InferenceModel, base: Path) -> LocalPath | HttpFile:

@@ -45,7 +45,7 @@ def test_past_the_delay_a_batch_still_stops_at_the_limit() -> None:
 def test_a_request_larger_than_every_preferred_size_runs_at_once(delay_ns: int) -> None:
     scheduler = DynamicScheduler(8, preferred=[2, 4], delay_ns=delay_ns)
     queue(scheduler, 7, 1)
-    assert batch(scheduler, 0) == (["a"], Cut.OVERSIZE)
+    assert batch(scheduler, 0) == (["a"], Cut.FULL)
     scheduler = DynamicScheduler(8, preferred=[2, 4], delay_ns=delay_ns)
     queue(scheduler, 7)
     assert batch(scheduler, 0) == (["a"], Cut.FULL)

@@ -311,7 +311,8 @@ def test_a_deadline_that_has_passed_at_arrival_is_never_executed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deadline_ns", "code"), [(MS - 1, Code.DEADLINE_EXCEEDED), (MS, Code.DEADLINE_EXCEEDED), (MS + 1, Code.UNAVAILABLE)]
+    ("deadline_ns", "code"),
+    [(MS - 1, Code.DEADLINE_EXCEEDED), (MS, Code.DEADLINE_EXCEEDED), (MS + 1, Code.UNAVAILABLE)],
 )
 def test_of_timeout_and_deadline_the_earlier_one_is_reported(deadline_ns: int, code: Code) -> None:
     scheduler = with_policy(policy(1000))

@@ -56,12 +56,10 @@ class Block(nn.Module):
         self.residual = stride == 1 and channels == out
 
     def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
-        y = functional.relu6(self.bn1(self.depthwise_conv(y)))
-        y = self.bn2(self.project_conv(y))
-        if self.residual:
-            y = y + x
-        return y
+        wide = functional.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
+        wide = functional.relu6(self.bn1(self.depthwise_conv(wide)))
+        y: Tensor = self.bn2(self.project_conv(wide))
+        return x + y if self.residual else y
 
 
 class EfficientNetLite0(nn.Module):

@@ -1,0 +1,119 @@
+"""One server from start to end: fetch, load, say what is served, wait for a signal, drain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+
+import click
+
+from shoal_cli.fetch.store import FetchError, cache_root
+from shoal_cli.serve.report import Reporter
+from shoal_cli.serve.sources import locate
+from shoal_cli.serve.summary import print_summary
+from shoal_cli.text import plural
+from shoal_dataplane.core.errors import ServingError
+from shoal_dataplane.dataplane import DataPlane
+from shoal_dataplane.options import ServerOptions
+from shoal_dataplane.repository.layout import ModelLocation
+from shoal_operator.tables import HttpFile, ModelEntry
+
+logger = logging.getLogger(__name__)
+
+FAILED = 1
+"""The exit code, as tritonserver's, when the start failed, or requests were cut off at the end."""
+_FETCHES_AT_ONCE = 4
+
+
+class Signals:
+    """The first SIGINT or SIGTERM asks to stop, the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stop.is_set():
+            os._exit(128 + number)
+        self.stop.set()
+
+
+def serve(options: ServerOptions, entries: Sequence[ModelEntry], reporter: Reporter, quiet: bool) -> int:
+    """Serve until a signal; return the exit code: 0 after a clean end. `quiet` leaves the terminal to the log."""
+    signals = Signals()
+    try:
+        sources = _fetch(entries, reporter, options.exit_on_error)
+        plane = DataPlane(options, sources, reporter.event)
+        plane.start()
+    except (FetchError, ServingError, RuntimeError) as error:
+        reporter.close()
+        return _fail(str(error))
+    except OSError as error:
+        reporter.close()
+        return _fail(f"a port cannot be opened: {error}")
+    while not plane.wait_loaded(0.1):
+        if signals.stop.is_set():
+            reporter.close()
+            return _drain(plane, options, quiet)
+    reporter.close()
+    failures = plane.repository.initial_failures()
+    if not quiet:
+        print_summary(plane.service.served_models(), failures)
+    for entry in failures:
+        click.echo(f"{entry.name}{f' version {entry.version}' if entry.version else ''}: {entry.reason}", err=True)
+    if failures and options.exit_on_error:
+        plane.stop()
+        return _fail(f"{plural(len(failures), 'model')} could not be loaded (--exit-on-error=false serves the others)")
+    if not quiet:
+        click.echo(_addresses(plane, options))
+    signals.stop.wait()
+    return _drain(plane, options, quiet)
+
+
+def _fetch(entries: Sequence[ModelEntry], reporter: Reporter, exit_on_error: bool) -> list[ModelLocation]:
+    """Bring every model to this machine. Raises FetchError or ServingError for the first that fails; with `exit_on_error` off, one that
+    fails is passed on as it is: the data plane reports it as unavailable and serves the others."""
+    cache = cache_root()
+
+    def fetch(entry: ModelEntry) -> ModelLocation:
+        try:
+            return locate(entry, cache, reporter.fetching(entry.name))
+        except (FetchError, ServingError) as error:
+            if exit_on_error:
+                raise FetchError(f"model '{entry.name}': {error}") from error
+            logger.error("model '%s': %s", entry.name, error)
+            reporter.failed(entry.name, str(error))
+            missing = cache / "http" / entry.source.sha256 if isinstance(entry.source, HttpFile) else entry.source.path
+            return ModelLocation(entry.name, missing, overlay=entry.overlay)
+
+    with ThreadPoolExecutor(_FETCHES_AT_ONCE, "fetch") as pool:
+        return list(pool.map(fetch, entries))
+
+
+def _addresses(plane: DataPlane, options: ServerOptions) -> str:
+    """ "Serving: HTTP 127.0.0.1:8000, gRPC ..., metrics ..."."""
+    ports = (
+        ("HTTP", options.http.address, plane.http_port if options.http.enabled else 0),
+        ("gRPC", options.grpc.address, plane.grpc_port),
+        ("metrics", options.metrics.address, plane.metrics_port if options.metrics.enabled else 0),
+    )
+    return "Serving: " + ", ".join(f"{name} {address}:{port}" for name, address, port in ports if port)
+
+
+def _drain(plane: DataPlane, options: ServerOptions, quiet: bool) -> int:
+    if not quiet:
+        click.echo(f"Draining: requests in flight have {options.exit_timeout_seconds:g} s")
+    if plane.stop():
+        return 0
+    return _fail(f"requests were still in flight after {options.exit_timeout_seconds:g} s, and were cancelled")
+
+
+def _fail(reason: str) -> int:
+    click.echo(f"Error: {reason}", err=True)
+    return FAILED
