@@ -33,7 +33,7 @@ quickstart: runtime ## Serve the quick start's models on this machine and talk t
 
 .PHONY: bench
 bench: dev ## Run the benchmarks
-	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python -m bench.run $(ARGS)
 
 ##@ Check
 

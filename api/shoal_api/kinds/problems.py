@@ -53,9 +53,10 @@ class ManifestError(ValueError):
 def located(origin: Origin, problems: Iterable[Problem], subject: str = "") -> list[str]:
     """Write problems with their place. `subject` names the object ("InferenceModel minilm") where it is known."""
     about = f"document {origin.document}" + (f" ({subject})" if subject else "")
+    ordered = sorted(problems, key=lambda problem: origin.line(problem.path))
     return [
         f"{origin.file}:{origin.line(p.path)}: {about}: {f'{dotted(p.path)}: ' if p.path else ''}{p.message}"
-        for p in problems
+        for p in ordered
     ]
 
 

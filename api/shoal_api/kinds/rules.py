@@ -65,10 +65,7 @@ def _uri(uri: str, digest: str | None, path: FieldPath) -> Iterator[Problem]:
         if not host:
             yield Problem(f"'{uri}' names no host", path)
         if digest is None:
-            yield Problem(
-                "a model over HTTP needs spec.model.digest (sha256:..., see `shoal digest`), so that what is served is what was meant",
-                path,
-            )
+            yield Problem("a model over HTTP needs spec.model.digest (sha256:..., as `shoal digest` prints it)", path)
 
 
 def _config(config: Config, path: FieldPath) -> Iterator[Problem]:

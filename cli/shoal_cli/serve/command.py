@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ from shoal_cli.serve.options import server_options
 from shoal_cli.serve.other_flags import OTHERS, FlagError, ignored
 from shoal_cli.serve.paths import plan_paths
 from shoal_cli.text import plural
+from shoal_dataplane.options import ServerOptions
+
+logger = logging.getLogger(__name__)
 
 HELP = """Serve models until Ctrl-C.
 
@@ -37,7 +43,8 @@ class ServeCommand(click.Command):
         refused = [f"--{other.flag.name}" for other in OTHERS if other.harmless is not None]
         for title, names in (("Accepted without effect", accepted), ("Refused unless switched off", refused)):
             with formatter.section(title):
-                formatter.write_text(" ".join(names))
+                for line in textwrap.wrap(" ".join(names), formatter.width - 2, break_on_hyphens=False):
+                    formatter.write(f"  {line}\n")
 
 
 def run(paths: tuple[Path, ...], **values: Any) -> None:
@@ -53,9 +60,31 @@ def run(paths: tuple[Path, ...], **values: Any) -> None:
         raise click.ClickException(f"{problems} in the manifests; nothing was started") from error
     if not options.repository.paths and not plan.entries:
         raise click.UsageError("nothing to serve: give a PATH (manifests or a repository), or --model-repository=DIR")
+    _configure_logs(options, values)
+    notes = ignored(values)
+    if notes:
+        logger.info("flags without effect here: %s", ", ".join(notes))
+    from shoal_cli.serve.report import SilentReporter, reporter
     from shoal_cli.serve.run import serve
 
-    sys.exit(serve(options, plan.entries, ignored(values)))
+    quiet = options.log_format == "json"
+    sys.exit(serve(options, plan.entries, SilentReporter() if quiet else reporter(), quiet))
+
+
+def _configure_logs(options: ServerOptions, values: Mapping[str, Any]) -> None:
+    from shoal_dataplane.telemetry import logs
+
+    switches = {kind: values.get(f"log_{kind}") for kind in ("info", "warning", "error")}
+    file = values.get("log_file")
+    try:
+        logs.configure(
+            options.log_format,
+            options.log_verbose,
+            file=Path(file) if file else None,
+            **{kind: True if on is None else on for kind, on in switches.items()},
+        )
+    except OSError as error:
+        raise click.UsageError(f"--log-file={file}: {error.strerror}") from error
 
 
 command = ServeCommand(

@@ -7,6 +7,7 @@ import threading
 from typing import Any, Protocol
 
 from shoal_cli.fetch.store import Progress, silent
+from shoal_cli.text import on_terminal
 from shoal_dataplane.repository.records import LoadEvent
 from shoal_dataplane.repository.types import ModelState
 
@@ -151,3 +152,8 @@ def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
+
+
+def reporter() -> Reporter:
+    """What fits standard output."""
+    return TerminalReporter() if on_terminal() else PlainReporter()

@@ -69,7 +69,9 @@ class OnnxBackend:
         signature = signature_of(config, session)
         initializers = overridable_initializers(config, session)
         _check(config, signature, initializers)
-        return OnnxInstance(context, session, (*signature.inputs, *initializers), signature.outputs, run_options(config))
+        return OnnxInstance(
+            context, session, (*signature.inputs, *initializers), signature.outputs, run_options(config)
+        )
 
     def _file(self, config: mc.ModelConfig, version_dir: Path) -> Path:
         path = find_model_file(config, version_dir, (self.default_filename,))

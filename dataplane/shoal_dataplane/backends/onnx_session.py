@@ -128,7 +128,9 @@ def session_options(config: mc.ModelConfig) -> ort.SessionOptions:
         try:
             options.register_custom_ops_library(library)
         except Exception as error:
-            raise invalid(f"model '{config.name}': cannot load the op library '{library}': {error_text(error)}") from error
+            raise invalid(
+                f"model '{config.name}': cannot load the op library '{library}': {error_text(error)}"
+            ) from error
     return options
 
 
@@ -187,7 +189,9 @@ def error_text(error: Exception) -> str:
     return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "..."
 
 
-def _session(config: mc.ModelConfig, path: Path, options: ort.SessionOptions, wanted: list[Provider]) -> ort.InferenceSession:
+def _session(
+    config: mc.ModelConfig, path: Path, options: ort.SessionOptions, wanted: list[Provider]
+) -> ort.InferenceSession:
     try:
         session = ort.InferenceSession(str(path), options, providers=wanted)
     except Exception as error:  # its own exception types, but not for every failure
@@ -205,7 +209,11 @@ def _tensor(config: mc.ModelConfig, node: Any) -> ModelTensor:
     if wire is None:
         raise _unsupported_type(config, node)
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
-    symbol = node.shape[0] if node.shape and isinstance(node.shape[0], str) and not _ANONYMOUS.fullmatch(node.shape[0]) else ""
+    symbol = (
+        node.shape[0]
+        if node.shape and isinstance(node.shape[0], str) and not _ANONYMOUS.fullmatch(node.shape[0])
+        else ""
+    )
     return ModelTensor(node.name, wire, shape, symbol)
 
 

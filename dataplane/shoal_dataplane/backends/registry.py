@@ -37,15 +37,6 @@ _ALIASES: Final = {
 }
 """Other names for a backend in a configuration's `backend` or `platform` (triton.md A2)."""
 
-def known_backends() -> tuple[str, ...]:
-    """Return the canonical names of the backends, sorted."""
-    return tuple(sorted(_BACKENDS))
-
-
-def canonical_name(name: str) -> str:
-    """Return the backend that `name` (a configuration's `backend` or `platform`) means; `name` itself when it is unknown."""
-    return _ALIASES.get(name, name)
-
 
 def backend_for(name: str) -> Backend:
     """Import and return the backend that `name` (canonical or an alias) means.
@@ -53,10 +44,10 @@ def backend_for(name: str) -> Backend:
     Raises ServingError: INVALID_ARGUMENT for a name that is unknown, FAILED_PRECONDITION when a package that it needs is not
     installed or cannot be imported.
     """
-    canonical = canonical_name(name)
+    canonical = _ALIASES.get(name, name)
     entry = _BACKENDS.get(canonical)
     if entry is None:
-        raise invalid(f"unknown backend '{name}'; the backends are {', '.join(known_backends())}")
+        raise invalid(f"unknown backend '{name}'; the backends are {', '.join(_BACKENDS)}")
     try:
         backend: Backend = importlib.import_module(entry.module).BACKEND
     except ImportError as error:

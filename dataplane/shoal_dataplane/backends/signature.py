@@ -97,15 +97,18 @@ def complete_config(config: mc.ModelConfig, signature: ModelSignature, default_b
 def _configured_in_full(config: mc.ModelConfig, signature: ModelSignature) -> bool:
     """Does a tensor that is configured already carry the model's first dimension in its dims, so that 0 is meant?"""
     ranks = {t.name: len(t.shape) for t in (*signature.inputs, *signature.outputs)}
-    return any(len(t.dims) == ranks.get(t.name) for t in (*config.input, *config.output))
+    configured = {t.name: len(t.dims) for t in config.input} | {t.name: len(t.dims) for t in config.output}
+    return any(rank == ranks.get(name) for name, rank in configured.items())
 
 
 def _fill(target: ConfigTensors, tensors: Sequence[ModelTensor], *, batched: bool) -> None:
     for tensor in tensors:
-        entry = target.add(name=tensor.name, data_type=BY_WIRE[tensor.datatype].config)  # type: ignore[arg-type]
+        entry = target.add(name=tensor.name, data_type=BY_WIRE[tensor.datatype].config)
         dims = tensor.shape[1:] if batched else tensor.shape
         entry.dims.extend(dims or (1,))
-        if batched and not dims:  # a configuration has no rank 0: dims [1], which the model sees as one number a request
+        if (
+            batched and not dims
+        ):  # a configuration has no rank 0: dims [1], which the model sees as one number a request
             entry.reshape.SetInParent()
 
 
@@ -165,7 +168,9 @@ def check_max_batch_size(config: mc.ModelConfig, signature: ModelSignature) -> N
 
 
 def _agree(model: tuple[int, ...], configured: tuple[int, ...]) -> bool:
-    return len(model) == len(configured) and all(-1 in pair or pair[0] == pair[1] for pair in zip(model, configured, strict=True))
+    return len(model) == len(configured) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(model, configured, strict=True)
+    )
 
 
 def _mismatch(config: mc.ModelConfig, name: str, model: ModelTensor, configured: str) -> ServingError:

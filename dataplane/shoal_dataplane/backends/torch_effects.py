@@ -33,7 +33,9 @@ def graph_effects(program: torch.export.ExportedProgram) -> tuple[bool, bool]:
     return _INPUT in written, _STATE in written
 
 
-def _operator(node: torch.fx.Node, operator: torch._ops.OpOverload, shares: dict[torch.fx.Node, set[str]], written: set[str]) -> set[str]:
+def _operator(
+    node: torch.fx.Node, operator: torch._ops.OpOverload, shares: dict[torch.fx.Node, set[str]], written: set[str]
+) -> set[str]:
     shared: set[str] = set()
     for position, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is None:

@@ -7,7 +7,9 @@ from typing import Final
 
 _MAX_MESSAGE: Final = 600
 _INTERPRETER: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ", re.MULTILINE)
-_STACK: Final = re.compile(r"\n(?:Exception raised from |C\+\+ CapturedTraceback|Traceback of TorchScript|While executing )")
+_STACK: Final = re.compile(
+    r"\n(?:Exception raised from |C\+\+ CapturedTraceback|Traceback of TorchScript|While executing )"
+)
 
 
 def error_text(error: BaseException) -> str:

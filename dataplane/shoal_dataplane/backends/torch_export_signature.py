@@ -55,7 +55,9 @@ def describe(model: str, program: torch.export.ExportedProgram) -> ExportDescrip
     )
 
 
-def _inputs(model: str, program: torch.export.ExportedProgram, examples: Mapping[str, Any]) -> tuple[list[ModelTensor], list[int]]:
+def _inputs(
+    model: str, program: torch.export.ExportedProgram, examples: Mapping[str, Any]
+) -> tuple[list[ModelTensor], list[int]]:
     """The user's tensors, and for each its position among all leaves of the arguments (constants are leaves too)."""
     tensors: list[ModelTensor] = []
     leaves: list[int] = []
@@ -66,21 +68,27 @@ def _inputs(model: str, program: torch.export.ExportedProgram, examples: Mapping
                 tensors.append(_tensor(model, "input", spec.arg.name, examples[spec.arg.name]))
                 leaves.append(leaf)
             elif not isinstance(spec.arg, ConstantArgument):
-                raise _unsupported(model, f"its input '{spec.arg.name}' is a number ({type(spec.arg).__name__}), not a tensor")
+                raise _unsupported(
+                    model, f"its input '{spec.arg.name}' is a number ({type(spec.arg).__name__}), not a tensor"
+                )
             leaf += 1
         elif spec.kind not in _HANDLED_INPUTS:
             raise _unsupported(model, f"it has an input of kind {spec.kind.name}")
     return tensors, leaves
 
 
-def _input_names(program: torch.export.ExportedProgram, tensors: list[ModelTensor], leaves: list[int]) -> dict[str, int]:
+def _input_names(
+    program: torch.export.ExportedProgram, tensors: list[ModelTensor], leaves: list[int]
+) -> dict[str, int]:
     names = {tensor.name: at for at, tensor in enumerate(tensors)}
     paths = _paths(program.call_spec.in_spec, ("ARGS", "KWARGS"))
     names.update({paths[leaf]: at for at, leaf in enumerate(leaves) if leaf < len(paths)})
     return names
 
 
-def _outputs(model: str, program: torch.export.ExportedProgram, examples: Mapping[str, Any]) -> tuple[list[ModelTensor], dict[str, int]]:
+def _outputs(
+    model: str, program: torch.export.ExportedProgram, examples: Mapping[str, Any]
+) -> tuple[list[ModelTensor], dict[str, int]]:
     tensors: list[ModelTensor] = []
     names: dict[str, int] = {}
     paths = _paths(program.call_spec.out_spec, ("RESULT",))
@@ -104,7 +112,9 @@ def _outputs(model: str, program: torch.export.ExportedProgram, examples: Mappin
 
 def _output_examples(program: torch.export.ExportedProgram, examples: Mapping[str, Any]) -> list[Any]:
     specs = program.graph_signature.output_specs
-    return [examples[s.arg.name] for s in specs if s.kind is OutputKind.USER_OUTPUT and isinstance(s.arg, TensorArgument)]
+    return [
+        examples[s.arg.name] for s in specs if s.kind is OutputKind.USER_OUTPUT and isinstance(s.arg, TensorArgument)
+    ]
 
 
 def _tensor(model: str, kind: str, name: str, example: torch.Tensor) -> ModelTensor:
@@ -116,7 +126,7 @@ def _tensor(model: str, kind: str, name: str, example: torch.Tensor) -> ModelTen
 
 
 def _limits(program: torch.export.ExportedProgram, argument: int, example: torch.Tensor) -> list[SizeLimit]:
-    limits = []
+    limits: list[SizeLimit] = []
     for dimension, size in enumerate(example.shape):
         if isinstance(size, torch.SymInt):
             low, high = _range(program, size)
@@ -127,7 +137,7 @@ def _limits(program: torch.export.ExportedProgram, argument: int, example: torch
 
 def _batch(program: torch.export.ExportedProgram, tensors: list[torch.Tensor]) -> tuple[bool, int | None]:
     """Is the first size of all tensors one and the same free size, and up to what?"""
-    firsts = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+    firsts: list[Any] = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
     symbols = [size.node.expr for size in firsts if isinstance(size, torch.SymInt)]
     if len(symbols) < len(firsts) or any(symbol != symbols[0] or not symbol.is_Symbol for symbol in symbols):
         return False, None

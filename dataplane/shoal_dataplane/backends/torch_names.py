@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 _INDEXED: Final = re.compile(r".*?__(\d+)")
 
 
-def positions(model: str, kind: str, names: Sequence[str], known: Mapping[str, int], count: int | None) -> tuple[int, ...]:
+def positions(
+    model: str, kind: str, names: Sequence[str], known: Mapping[str, int], count: int | None
+) -> tuple[int, ...]:
     """Return the position of each configured name. `kind` is "input" or "output", `known` the model's own names, `count` how many
     positions there are (None: not known before the model has run).
 
@@ -73,7 +75,11 @@ def _walk(node: dict[str, Any], path: str) -> list[str]:
     if node["type"] is None:
         return [path]
     children = node["children_spec"]
-    return [leaf for key, child in zip(_keys(node, len(children)), children, strict=True) for leaf in _walk(child, f"{path}[{key}]")]
+    return [
+        leaf
+        for key, child in zip(_keys(node, len(children)), children, strict=True)
+        for leaf in _walk(child, f"{path}[{key}]")
+    ]
 
 
 def _keys(node: dict[str, Any], count: int) -> Sequence[Any]:

@@ -4,8 +4,8 @@ How the interpreter is set up, and why (an MLP 64-256-256-16 on one core, torch 
 - Profiling is off. With it the first call records the shapes and the second one optimizes again for them: 60 ms in a model of 60
   layers, in the middle of serving. What it buys is fusion, which TorchScript does on CUDA only, anew for each batch size at first.
   Without it the only slow call is the first, which warm-up takes, and no batch size is slower when it is new.
-- Modules are frozen: weights become constants and submodules are inlined, 10 % off the batch of one. Freezing is asked to leave the numerics
-  alone (no folding of batch norms into convolutions), so that answers are bit for bit those of the saved module.
+- Modules are frozen: weights become constants and submodules are inlined, 10 % off the batch of one. Freezing is asked to leave the
+  numerics alone (no folding of batch norms into convolutions), so that answers are bit for bit those of the saved module.
 - `optimize_for_inference` is not used: it bakes in oneDNN layouts, which was slower here, and changes the numerics.
 - The method is called, not the module: torch.nn.Module.__call__ looks for hooks first, 4 us each time.
 """
@@ -13,7 +13,7 @@ How the interpreter is set up, and why (an MLP 64-256-256-16 on one core, torch 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from shoal_dataplane.backends.torch_settings import TorchSettings
 from shoal_dataplane.core.errors import internal, invalid
 
 logger = logging.getLogger(__name__)
+
+_jit_load: Callable[..., torch.jit.ScriptModule] = torch.jit.load
 
 torch._C._jit_set_profiling_mode(False)
 
@@ -60,7 +62,7 @@ def load_script(model: str, path: Path, device: torch.device | None, settings: T
     Raises ServingError: INTERNAL that names a file that cannot be loaded, INVALID_ARGUMENT for a forward() that cannot be served.
     """
     try:
-        module = torch.jit.load(str(path), map_location=device)
+        module = _jit_load(str(path), map_location=device)
     except Exception as error:
         raise internal(f"failed to load model '{model}' from '{path}': {error_text(error)}") from error
     module.eval()
@@ -72,7 +74,7 @@ def load_script(model: str, path: Path, device: torch.device | None, settings: T
 def describe_script(model: str, path: Path) -> str:
     """Return forward()'s arguments and result as text: "forward(Tensor x) -> Tensor"."""
     try:
-        module = torch.jit.load(str(path), map_location="cpu")
+        module = _jit_load(str(path), map_location="cpu")
     except Exception as error:
         raise internal(f"failed to load model '{model}' from '{path}': {error_text(error)}") from error
     return _schema_text(module._c._get_method("forward").schema)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final
 
 import torch
+from torch.jit._fuser import optimized_execution
 
 from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.backends import parameters
@@ -85,11 +86,15 @@ def use_inter_op_threads(model: str, count: int) -> None:
             try:
                 torch.set_num_interop_threads(count)
             except RuntimeError:  # torch has already started those threads
-                logger.warning("model '%s': INTER_OP_THREAD_COUNT %d comes too late, torch is already running", model, count)
+                logger.warning(
+                    "model '%s': INTER_OP_THREAD_COUNT %d comes too late, torch is already running", model, count
+                )
                 return
             _inter_op = count
         elif _inter_op != count:
-            logger.warning("model '%s': INTER_OP_THREAD_COUNT %d is ignored, the process has %d", model, count, _inter_op)
+            logger.warning(
+                "model '%s': INTER_OP_THREAD_COUNT %d is ignored, the process has %d", model, count, _inter_op
+            )
 
 
 def apply_process_settings(model: str, settings: TorchSettings) -> None:
@@ -98,36 +103,50 @@ def apply_process_settings(model: str, settings: TorchSettings) -> None:
         use_inter_op_threads(model, settings.inter_op_threads)
     if settings.jit_profiling is not None:
         torch._C._jit_set_profiling_mode(settings.jit_profiling)
-        logger.info("model '%s': ENABLE_JIT_PROFILING=%s holds for every TorchScript model loaded from now on", model, settings.jit_profiling)
+        logger.info(
+            "model '%s': ENABLE_JIT_PROFILING=%s holds for every TorchScript model loaded from now on",
+            model,
+            settings.jit_profiling,
+        )
     if settings.jit_executor is not None:
         torch._C._jit_set_profiling_executor(settings.jit_executor)
-        logger.info("model '%s': ENABLE_JIT_EXECUTOR=%s holds for every TorchScript model loaded from now on", model, settings.jit_executor)
+        logger.info(
+            "model '%s': ENABLE_JIT_EXECUTOR=%s holds for every TorchScript model loaded from now on",
+            model,
+            settings.jit_executor,
+        )
 
 
 class _Modes:
     """Several modes entered together; reusable, by one thread at a time."""
 
-    def __init__(self, settings: TorchSettings) -> None:
+    def __init__(self, settings: TorchSettings, stream: torch.cuda.Stream | None) -> None:
         self._settings = settings
+        self._stream = stream
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
         stack = self._stack
+        if self._stream is not None:
+            stack.enter_context(torch.cuda.stream(self._stream))
         stack.enter_context(torch.inference_mode() if self._settings.inference_mode else torch.no_grad())
         if not self._settings.optimized_execution:
-            stack.enter_context(torch.jit.optimized_execution(False))
+            stack.enter_context(optimized_execution(False))
         if not self._settings.cudnn:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
 
-def execution_mode(settings: TorchSettings) -> AbstractContextManager[object]:
-    """Return the modes to run a model in, as one context manager that an instance enters for each batch (about 1 us).
+def execution_mode(settings: TorchSettings, stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """Return the modes to run a model in, as one context manager that an instance enters for each batch (about 1 us);
+    `stream` is the instance's own on a GPU.
 
     The modes belong to the thread that enters them, so an instance cannot stay in them: its next batch may come on another thread.
     """
-    if settings.optimized_execution and settings.cudnn:
+    if stream is None and settings.optimized_execution and settings.cudnn:
         return torch.inference_mode() if settings.inference_mode else torch.no_grad()
-    return _Modes(settings)
+    return _Modes(settings, stream)

@@ -69,9 +69,13 @@ def to_array(model: str, name: str, wire: str, value: Any, *, copy: bool) -> Arr
     if wire == "BYTES":
         return _strings(model, name, value)
     if not isinstance(value, torch.Tensor):
-        raise internal(f"output '{name}' of model '{model}' must be a Tensor, the model returned {type(value).__name__}")
+        raise internal(
+            f"output '{name}' of model '{model}' must be a Tensor, the model returned {type(value).__name__}"
+        )
     if value.dtype is not DTYPES[wire]:
-        raise internal(f"configuration expects datatype TYPE_{wire} for output '{name}', model provides {_type_name(value.dtype)}")
+        raise internal(
+            f"configuration expects datatype TYPE_{wire} for output '{name}', model provides {_type_name(value.dtype)}"
+        )
     if value.requires_grad:  # a parameter, returned as it is
         value = value.detach()
     if value.device.type != "cpu":
@@ -91,7 +95,9 @@ def _type_name(dtype: torch.dtype) -> str:
 
 def _strings(model: str, name: str, value: Any) -> Array:
     if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
-        raise internal(f"output '{name}' of model '{model}' must be a List[str], the model returned {type(value).__name__}")
+        raise internal(
+            f"output '{name}' of model '{model}' must be a List[str], the model returned {type(value).__name__}"
+        )
     array = np.empty(len(value), dtype=object)
     array[:] = [element.encode() for element in value]
     return array

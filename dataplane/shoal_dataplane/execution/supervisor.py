@@ -69,8 +69,12 @@ class Supervisor(CoreLoop):
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Run `callback` after `seconds`. From any thread."""
-        when = self.now_ns() + int(seconds * 1e9)
-        self.post(lambda: self.call_at(when, callback) and None)
+        when_ns = self.now_ns() + int(seconds * 1e9)
+
+        def arm() -> None:
+            self.call_at(when_ns, callback)
+
+        self.post(arm)
 
     def _run(self) -> None:
         while not self._stopping:

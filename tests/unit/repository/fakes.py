@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.backends.base import Backend, Instance, InstanceSpec, ModelContext
-from shoal_dataplane.core.errors import invalid
+from shoal_dataplane.core.errors import ServingError, invalid
 from shoal_dataplane.core.model_spec import ModelSpec, compile_spec
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.options import ControlMode, RepositoryOptions
@@ -196,7 +196,9 @@ class Events:
             return [e for e in self.seen if (e.name, e.version, e.state) == (name, version, state)]
 
         with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= times, PATIENCE), f"{name}:{version} {state}: {self.seen}"
+            assert self._changed.wait_for(lambda: len(found()) >= times, PATIENCE), (
+                f"{name}:{version} {state}: {self.seen}"
+            )
             return found()[times - 1]
 
 
@@ -212,7 +214,9 @@ class Bench:
         self.now = 0.0
         self.repositories: list[ModelRepository] = []
 
-    def model(self, name: str, *versions: int, config: str = CONFIG, content: str = "weights", where: Path | None = None) -> Path:
+    def model(
+        self, name: str, *versions: int, config: str = CONFIG, content: str = "weights", where: Path | None = None
+    ) -> Path:
         """Write a model folder."""
         folder = (where or self.path) / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -280,6 +284,15 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, raised
+
+
+def refusal(call: Callable[[], object]) -> ServingError | None:
+    """The ServingError that a call ends with, if any."""
+    try:
+        call()
+    except ServingError as error:
+        return error
+    return None
 
 
 def join(thread: threading.Thread) -> None:

@@ -1,0 +1,1 @@
+"""What the benchmarks share: servers, load, statistics of runs, tables."""

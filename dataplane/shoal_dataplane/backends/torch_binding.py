@@ -1,0 +1,165 @@
+"""A configuration tied to a loaded PyTorch program: which tensor goes where, and what may go wrong is found when loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from shoal_api.protocol import model_config_pb2 as mc
+from shoal_dataplane.backends.signature import check_max_batch_size, check_tensor
+from shoal_dataplane.backends.torch_names import positions
+from shoal_dataplane.backends.torch_program import REQUIRED, ArgumentKind, Program
+from shoal_dataplane.backends.torch_tensors import Array, converter, to_strings
+from shoal_dataplane.core.dtypes import BY_CONFIG
+from shoal_dataplane.core.errors import internal, invalid
+
+
+class Feed(NamedTuple):
+    """One argument: the configured input that feeds it ("": none) and how, or else its default."""
+
+    name: str
+    convert: Callable[[Array], Any]
+    default: Any
+
+
+class Fetch(NamedTuple):
+    """One configured output: its position in what the model returns, and its datatype's wire name. `scalar_shape`: what to make of a
+    tensor of rank 0, None where there can be none."""
+
+    name: str
+    position: int
+    wire: str
+    scalar_shape: tuple[int, ...] | None
+
+
+class Binding:
+    """Turns gathered arrays into a program's arguments, and its results into named values."""
+
+    def __init__(self, config: mc.ModelConfig, program: Program, device: torch.device) -> None:
+        self._model = config.name
+        self._takes_dictionary = program.arguments is None
+        self.feeds = _bind_inputs(config, program, device)
+        self.fetches = _bind_outputs(config, program)
+
+    def arguments(self, arrays: Mapping[str, Array]) -> list[Any]:
+        """Return one value for each argument of the program."""
+        if self._takes_dictionary:
+            return [{name: convert(arrays[name]) for name, convert, _ in self.feeds if name in arrays}]
+        values = []
+        for name, convert, default in self.feeds:
+            array = arrays.get(name)
+            values.append(default if array is None else convert(array))
+        return values
+
+    def result(self, results: Sequence[Any] | Mapping[str, Any], fetch: Fetch) -> Any:
+        """Return the value of one output. Raises ServingError(INTERNAL) when the model did not return it."""
+        if isinstance(results, Mapping):
+            if fetch.name in results:
+                return results[fetch.name]
+            returned = f"the dictionary's keys are {', '.join(map(str, results))}"
+        elif not isinstance(results, Sequence):
+            returned = f"it returned {type(results).__name__}"
+        elif fetch.position < len(results):
+            return results[fetch.position]
+        else:
+            returned = f"it returned {len(results)} values, the output is the one at index {fetch.position}"
+        raise internal(f"model '{self._model}' did not return output '{fetch.name}': {returned}")
+
+
+def _bind_inputs(config: mc.ModelConfig, program: Program, device: torch.device) -> tuple[Feed, ...]:
+    generated = [(name, b.data_type) for b in config.batch_input for name in b.target_name]
+    wires = {name: BY_CONFIG[code].wire for name, code in [*((t.name, t.data_type) for t in config.input), *generated]}
+    _check_strings(config, "input", config.input)
+    copy = program.writes_inputs
+    if program.arguments is None:
+        for name, wire in wires.items():
+            if wire == "BYTES":
+                raise invalid(
+                    f"unable to load model '{config.name}', input '{name}' is TYPE_STRING, forward() takes Dict[str, Tensor]"
+                )
+        return tuple(Feed(name, converter(wire, device, copy=copy), REQUIRED) for name, wire in wires.items())
+    at = positions(config.name, "input", list(wires), program.input_names, len(program.arguments))
+    names = dict(zip(at, wires, strict=True))
+    missing = [a.name for index, a in enumerate(program.arguments) if index not in names and a.default is REQUIRED]
+    if missing:
+        raise invalid(
+            f"unable to load model '{config.name}', configuration expects {len(wires)} inputs, model provides "
+            f"{len(program.arguments)}: no input feeds {', '.join(missing)}"
+        )
+    if program.signature is not None:
+        check_max_batch_size(config, program.signature)
+        models = dict(zip(wires, (program.signature.inputs[position] for position in at), strict=True))
+        for tensor in config.input:
+            check_tensor(config, tensor, models[tensor.name], shape=not tensor.allow_ragged_batch)
+    return tuple(
+        _feed(config, program, index, names.get(index, ""), wires, device) for index in range(len(program.arguments))
+    )
+
+
+def _feed(
+    config: mc.ModelConfig, program: Program, index: int, name: str, wires: Mapping[str, str], device: torch.device
+) -> Feed:
+    """Tie the argument at `index` to the input `name` ("": none, its default)."""
+    assert program.arguments is not None
+    model = config.name
+    argument = program.arguments[index]
+    if not name:
+        return Feed("", _unfed, argument.default)
+    if argument.kind is ArgumentKind.FIXED:
+        raise invalid(
+            f"unable to load model '{model}', input '{name}' feeds the argument '{argument.name}', which takes no tensor"
+        )
+    strings = argument.kind is ArgumentKind.STRINGS
+    if strings != (wires[name] == "BYTES"):
+        raise invalid(
+            f"unable to load model '{model}', input '{name}' is {'no TYPE_STRING' if strings else 'TYPE_STRING'}, the model's argument "
+            f"'{argument.name}' is a {argument.kind.value}"
+        )
+    if argument.default is REQUIRED and any(t.optional for t in config.input if t.name == name):
+        raise invalid(
+            f"unable to load model '{model}', input '{name}' is optional, the model's argument '{argument.name}' has no default"
+        )
+    if strings:
+        return Feed(name, lambda array: to_strings(model, name, array), argument.default)
+    convert = converter(wires[name], device, copy=program.writes_inputs)
+    if program.signature is not None and not program.signature.inputs[index].shape:
+        return Feed(name, lambda array: convert(array.reshape(())), argument.default)
+    return Feed(name, convert, argument.default)
+
+
+def _bind_outputs(config: mc.ModelConfig, program: Program) -> tuple[Fetch, ...]:
+    _check_strings(config, "output", config.output)
+    names = [tensor.name for tensor in config.output]
+    at = positions(config.name, "output", names, program.output_names, program.output_count)
+    scattered = {name for b in config.batch_output for name in b.target_name}
+    if program.signature is not None:
+        for tensor, position in zip(config.output, at, strict=True):
+            check_tensor(config, tensor, program.signature.outputs[position], shape=tensor.name not in scattered)
+    return tuple(
+        Fetch(tensor.name, position, BY_CONFIG[tensor.data_type].wire, _scalar_shape(config, tensor))
+        for tensor, position in zip(config.output, at, strict=True)
+    )
+
+
+def _unfed(array: Array) -> Any:
+    raise AssertionError(f"an argument without an input was fed {array.shape}")
+
+
+def _check_strings(
+    config: mc.ModelConfig, kind: str, tensors: Sequence[mc.ModelInput] | Sequence[mc.ModelOutput]
+) -> None:
+    """PyTorch has lists of strings, no tensors of them: one dimension, which a batch would already take."""
+    for tensor in tensors:
+        dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+        if tensor.data_type == mc.TYPE_STRING and len(dims) + (config.max_batch_size > 0) > 1:
+            raise invalid(
+                f"only 1 dimensional List of String is supported as {kind} for '{tensor.name}' for model '{config.name}': List[str] is "
+                "configured with max_batch_size 0 and dims of one size"
+            )
+
+
+def _scalar_shape(config: mc.ModelConfig, tensor: mc.ModelOutput) -> tuple[int, ...] | None:
+    dims = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else tuple(tensor.dims)
+    return dims if config.max_batch_size == 0 and dims and all(dim == 1 for dim in dims) else None
