@@ -21,6 +21,9 @@ from shoal_dataplane.telemetry.metrics import MetricsRenderer
 
 logger = logging.getLogger(__name__)
 
+_FLUSH_SECONDS = 2.0
+"""How long answers that have been given may take to leave."""
+
 
 class DataPlane:
     """One server. `start` opens the ports and begins to load; `stop` drains. Every port can be 0 for a free one."""
@@ -125,16 +128,28 @@ class DataPlane:
             if self._options.lame_duck_seconds:
                 time.sleep(self._options.lame_duck_seconds)
             deadline = time.monotonic() + self._options.exit_timeout_seconds
-            ended = self._grpc.stop(self._options.exit_timeout_seconds) if self._grpc is not None else None
-            clean = True
             if self._http is not None:
-                clean = self._http.stop(self._options.exit_timeout_seconds)
-            if ended is not None:
-                clean = ended.wait(max(0.1, deadline - time.monotonic() + 1)) and clean
+                self._http.drain()
+            if self._grpc is not None:
+                self._grpc.stop(self._options.exit_timeout_seconds)
+            clean = self._wait_answered(deadline)
+            # What is left has no request in flight (an idle stream), or has had its time.
+            if self._grpc is not None:
+                self._grpc.stop(_FLUSH_SECONDS if clean else 0).wait(_FLUSH_SECONDS + 5)
             self.repository.close(max(1.0, deadline - time.monotonic()))
             self.service.exited()
+            if self._http is not None:
+                self._http.stop(_FLUSH_SECONDS if clean else 0)
             if self._grpc is not None:
                 self._grpc.close()
             assert isinstance(self.loop, ThreadedLoop)
             self.loop.stop()
             return clean
+
+    def _wait_answered(self, deadline: float) -> bool:
+        """Wait until every request that was taken is answered; False when `deadline` (time.monotonic) comes first."""
+        while any(model.open_requests() for model in self.service.served_models()):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        return True

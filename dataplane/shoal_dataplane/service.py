@@ -61,6 +61,9 @@ class InferenceService(Protocol):
         """Of all loaded models for an empty name, of all versions for an empty version. Raises ServingError(INVALID_ARGUMENT)
         for a model that is not loaded, as Triton does."""
 
+    def model_states(self) -> list[IndexEntry]:
+        """The versions that are loaded, loading or failed. Cheap: looks at no file."""
+
     def repository_index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
         """Every model of every repository. Raises ServingError(UNIMPLEMENTED) for a repository name."""
 

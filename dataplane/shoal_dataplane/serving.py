@@ -15,7 +15,7 @@ from shoal_dataplane.core.model_spec import ModelSpec
 from shoal_dataplane.core.request import InferRequest, Target
 from shoal_dataplane.core.response import failure
 from shoal_dataplane.execution.servable import ServedModel, failure_reason
-from shoal_dataplane.repository.types import IndexEntry, RepositoryParameter
+from shoal_dataplane.repository.types import IndexEntry, ModelState, RepositoryParameter
 from shoal_dataplane.routing.normalize import normalize
 from shoal_dataplane.routing.table import RoutingTable, parse_version
 from shoal_dataplane.service import Readiness
@@ -92,7 +92,7 @@ class Serving:
     # -- health
 
     def started(self) -> Readiness:
-        if self.repository.initial_load_done():
+        if self.repository.wait_initial(0):
             return Readiness(True)
         return Readiness(False, self._loading())
 
@@ -102,7 +102,7 @@ class Serving:
     def ready(self) -> Readiness:
         if self._draining:
             return Readiness(False, "the server is shutting down")
-        if not self.repository.initial_load_done():
+        if not self.repository.wait_initial(0):
             return Readiness(False, self._loading())
         if self._strict:
             unready = self.repository.unready()
@@ -120,7 +120,7 @@ class Serving:
         return Readiness(True)
 
     def _loading(self) -> str:
-        names = sorted({row.name for row in self.repository.index(False) if row.state == "LOADING"})
+        names = sorted({row.name for row in self.repository.states() if row.state == ModelState.LOADING})
         return f"loading models: {', '.join(names[:10])}" if names else "loading models"
 
     def drain(self) -> None:
@@ -192,6 +192,9 @@ class Serving:
         return [
             t for versions in self._table.models().values() for t in versions.values() if isinstance(t, ServedModel)
         ]
+
+    def model_states(self) -> list[IndexEntry]:
+        return self.repository.states()
 
     # -- the repository
 

@@ -14,6 +14,8 @@ MAX_BYTES = 1 << 20
 """Of one file. An object in a cluster cannot be larger either (etcd's limit is 1.5 MiB)."""
 MAX_FIELDS = 100_000
 """Of one document, anchors followed: a few lines of nested anchors can stand for billions of fields."""
+MAX_DEPTH = 100
+"""Of fields in fields; an anchor that holds itself has no end."""
 
 
 class Document(NamedTuple):
@@ -30,8 +32,9 @@ def read_documents(file: Path) -> Iterator[Document]:
     no strings, and for a file that cannot be read or is larger than MAX_BYTES.
     """
     text = _read(file)
-    loader = yaml.SafeLoader(text)
+    loader: yaml.SafeLoader | None = None
     try:
+        loader = yaml.SafeLoader(text)
         document = 0
         while loader.check_node():
             document += 1
@@ -57,7 +60,8 @@ def read_documents(file: Path) -> Iterator[Document]:
             raise
         raise ManifestError([f"{file}: a value that cannot be read: {error}"]) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _read(file: Path) -> str:
@@ -80,6 +84,8 @@ def _lines(file: Path, root: yaml.MappingNode) -> dict[FieldPath, int]:
         path, node = todo.pop()
         if len(lines) > MAX_FIELDS:
             raise _at(file, root, f"more than {MAX_FIELDS} fields in one document")
+        if len(path) > MAX_DEPTH:
+            raise _at(file, root, f"fields nested more than {MAX_DEPTH} deep")
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:

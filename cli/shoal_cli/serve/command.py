@@ -74,14 +74,14 @@ def run(paths: tuple[Path, ...], **values: Any) -> None:
 def _configure_logs(options: ServerOptions, values: Mapping[str, Any]) -> None:
     from shoal_dataplane.telemetry import logs
 
-    switches = {kind: values.get(f"log_{kind}") for kind in ("info", "warning", "error")}
+    switches: dict[str, Any] = {kind: values.get(f"log_{kind}") is not False for kind in ("info", "warning", "error")}
     file = values.get("log_file")
     try:
         logs.configure(
             options.log_format,
             options.log_verbose,
             file=Path(file) if file else None,
-            **{kind: True if on is None else on for kind, on in switches.items()},
+            **switches,
         )
     except OSError as error:
         raise click.UsageError(f"--log-file={file}: {error.strerror}") from error

@@ -119,7 +119,10 @@ def run(path: Path, config_json: str) -> dict[str, Any]:
         return {"kind": "error", "value": python_loader.describe(error)}
     if not isinstance(completed, pb_utils.ModelConfig):
         name = json.loads(config_json)["name"]
-        return {"kind": "error", "value": f"{FUNCTION} function in model '{name}' must return a valid pb.ModelConfig object."}
+        return {
+            "kind": "error",
+            "value": f"{FUNCTION} function in model '{name}' must return a valid pb.ModelConfig object.",
+        }
     return {"kind": "config", "value": completed.as_dict()}
 
 

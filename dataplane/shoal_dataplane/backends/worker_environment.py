@@ -30,7 +30,9 @@ def worker_environment(config: mc.ModelConfig) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", str(intra_op_threads(config)))
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    roots = dict.fromkeys(Path(package.__file__).resolve().parent.parent for package in (shoal_dataplane, shoal_api))
+    roots = dict.fromkeys(
+        Path(str(package.__file__)).resolve().parent.parent for package in (shoal_dataplane, shoal_api)
+    )
     # A checkout may be on sys.path by other means; an installed package is found anyway, and its folder must not come before Python's.
     paths = [str(root) for root in roots if root.name not in ("site-packages", "dist-packages")]
     known = environment.get("PYTHONPATH", "")

@@ -6,7 +6,6 @@ in the server's process reaches it through `LocalServer`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -16,10 +15,8 @@ from shoal_dataplane.core.errors import ServingError
 from shoal_dataplane.core.loop import CoreLoop
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
+from shoal_dataplane.execution.worker_output import logger
 from shoal_dataplane.telemetry.custom_metrics import CustomMetrics
-
-logger = logging.getLogger("shoal_dataplane.models")
-"""What models log and print."""
 
 UNLOAD_SECONDS = 5.0
 """How long `unload_model` waits: a model that unloads itself, or one that waits for it, would otherwise wait for its own end."""

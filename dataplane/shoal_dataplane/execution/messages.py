@@ -78,7 +78,8 @@ class ReadyHead(msgspec.Struct, array_like=True):
 
 class LoadModel(msgspec.Struct, array_like=True, tag=True):
     name: str
-    parameters: dict[str, str | bytes]
+    texts: dict[str, str]
+    files: dict[str, bytes]
 
 
 class UnloadModel(msgspec.Struct, array_like=True, tag=True):
@@ -199,9 +200,7 @@ def encode_infer(number: int, request: InferRequest) -> tuple[bytes, list[Buffer
         parts += (data, PADDING[len(data) & 7])
         size += len(data) + (-len(data) & 7)
     trace = request.metadata.get(TRACE_KEY, "")
-    head = InferHead(
-        number, request.model_name, request.model_version, request.id, trace, describe(request, buffers)
-    )
+    head = InferHead(number, request.model_name, request.model_version, request.id, trace, describe(request, buffers))
     return encode(head), parts, size
 
 

@@ -77,6 +77,10 @@ class ServedModel:
         """Requests that wait in the queue."""
         return self._scheduler.pending()
 
+    def open_requests(self) -> int:
+        """Requests taken and not yet answered."""
+        return self._open
+
     def running(self) -> int:
         """Batches in execution."""
         return len(self._running)

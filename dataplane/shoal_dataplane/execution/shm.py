@@ -209,7 +209,7 @@ class SegmentTable:
         array = np.frombuffer(memory, np.uint8, size)
         # numpy keeps `array` as the base of every view of it, and a memoryview keeps it too: its end is the end of all of them.
         self._leases[id] = weakref.ref(array, partial(self._ended, id))
-        return memoryview(array)
+        return array.data
 
     def _ended(self, id: int, _: weakref.ref[np.ndarray[Any, Any]]) -> None:
         # May run anywhere, in the middle of anything: nothing but what is atomic.

@@ -8,7 +8,7 @@ alike costs one description, 64 small numbers, and one join of 64 buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -107,10 +107,7 @@ class RequestEncoder:
         self._known: dict[int, tuple[Signature, RequestHead]] = {}
 
     def encode(self, sequence: int, requests: Sequence[InferRequest]) -> tuple[bytes, list[Buffer], int]:
-        """Return the head, the parts of the payload, and the payload's size in bytes.
-
-        Raises OverflowError for a parameter that is an integer beyond 64 bits.
-        """
+        """Return the head, the parts of the payload, and the payload's size in bytes."""
         heads: list[RequestHead] = []
         which: list[int] = []
         ids: dict[int, str] = {}
@@ -164,25 +161,33 @@ class RequestEncoder:
 
 def fits(head: RequestHead, buffers: list[Buffer]) -> bool:
     """Has each buffer the size that `head` says?"""
-    for described, data in zip(head.inputs, buffers, strict=True):
-        if len(data) != described.size:
-            return False
-    return True
+    return [len(data) for data in buffers] == [described.size for described in head.inputs]
 
 
 def describe(request: InferRequest, buffers: list[Buffer]) -> RequestHead:
     """The head of a request whose inputs' wire encodings are `buffers`."""
     return RequestHead(
         request.batch_size,
-        [TensorHead(t.name, t.datatype, t.shape, len(data)) for t, data in zip(request.inputs.values(), buffers, strict=True)],
+        [
+            TensorHead(t.name, t.datatype, t.shape, len(data))
+            for t, data in zip(request.inputs.values(), buffers, strict=True)
+        ],
         request.outputs,
-        dict(request.parameters),
+        _wire_parameters(request.parameters) if request.parameters else {},
         request.correlation_id,
         request.sequence_start,
         request.sequence_end,
         request.timeout_us,
         request.priority,
     )
+
+
+def _wire_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Integers beyond 64 bits become floats, as JSON's do in Triton."""
+    return {
+        name: float(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64 else value
+        for name, value in parameters.items()
+    }
 
 
 def decode_requests(
@@ -209,7 +214,9 @@ def decode_requests(
             end = at + tensor.size
             inputs[tensor.name] = Tensor(tensor.name, tensor.datatype, tensor.shape, payload[at:end])
             at = end + (-end & 7)
-        request = InferRequest(name, version, inputs, handle, outputs=request_head.outputs, parameters=request_head.parameters)
+        request = InferRequest(
+            name, version, inputs, handle, outputs=request_head.outputs, parameters=request_head.parameters
+        )
         request.batch_size = request_head.batch_size
         if request_head.correlation_id or request_head.timeout_us or request_head.priority:
             request.correlation_id = request_head.correlation_id
@@ -345,4 +352,6 @@ def check_tensors(tensors: Sequence[TensorHead]) -> None:
         if tensor.size < 0 or any(dimension < 0 for dimension in shape):
             raise WireError(f"tensor '{tensor.name}' has the shape {list(shape)} and {tensor.size} bytes")
         if datatype.itemsize and tensor.size != datatype.itemsize * math.prod(shape):
-            raise WireError(f"tensor '{tensor.name}' of {tensor.datatype} and shape {list(shape)} has {tensor.size} bytes")
+            raise WireError(
+                f"tensor '{tensor.name}' of {tensor.datatype} and shape {list(shape)} has {tensor.size} bytes"
+            )

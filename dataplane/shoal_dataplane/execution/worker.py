@@ -61,19 +61,24 @@ class Worker:
 
     def run(self) -> int:
         """Serve until the server says to close or is gone; returns the exit code."""
-        threading.Thread(target=end_with_server, args=(self._control, self._hear), name="shoal-control", daemon=True).start()
+        threading.Thread(
+            target=end_with_server, args=(self._control, self._hear), name="shoal-control", daemon=True
+        ).start()
         while frames := self._data.receive():
             while frames:
-                frame = frames.pop(0)
-                if frame.kind == Kind.CLOSE:
+                kind = frames[0].kind
+                if kind == Kind.EXECUTE:
+                    self._execute(
+                        frames.pop(0)
+                    )  # which is then its only holder, so that the batch's memory is free when it has run
+                elif kind == Kind.LOAD:
+                    if not self._load(frames.pop(0)):
+                        return 1
+                elif kind == Kind.CLOSE:
                     self._close()
                     return 0
-                if frame.kind == Kind.LOAD:
-                    if not self._load(frame):
-                        return 1
-                elif frame.kind == Kind.EXECUTE:
-                    self._execute(frame)
-                del frame  # its memory is to be free for the next batch
+                else:
+                    raise WireError(f"a frame of kind {kind}")
         return 1
 
     # -- main thread
@@ -123,7 +128,9 @@ class Worker:
             raise
         except Exception as error:  # such as no memory for a segment
             result = ServingError(
-                Code.RESOURCE_EXHAUSTED, f"the answer of model '{self._name}' could not be sent: {error}", Reason.BACKEND
+                Code.RESOURCE_EXHAUSTED,
+                f"the answer of model '{self._name}' could not be sent: {error}",
+                Reason.BACKEND,
             )
         self._data.send(Kind.ANSWER, encode_failure(sequence, result))
 

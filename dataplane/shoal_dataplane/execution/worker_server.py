@@ -46,7 +46,7 @@ class WorkerServer:
         return True
 
     def _answered(self, frame: Frame) -> None:
-        number = messages.answer_number(frame.head)
+        number = messages.decode(messages.NumberHead, frame.head).number  # its first field
         answer = self._answers.pop(number, None)
         if answer is None:
             return
@@ -77,7 +77,9 @@ class WorkerServer:
             self._control.send(Kind.INFER_CANCEL, messages.encode(messages.NumberHead(number)))
 
     def load_model(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        self._call(messages.LoadModel(name, dict(parameters)))
+        texts = {key: value for key, value in parameters.items() if isinstance(value, str)}
+        files = {key: value for key, value in parameters.items() if not isinstance(value, str)}
+        self._call(messages.LoadModel(name, texts, files))
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
         self._call(messages.UnloadModel(name, unload_dependents))

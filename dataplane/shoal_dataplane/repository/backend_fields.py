@@ -60,6 +60,7 @@ def fill_backend_fields(config: mc.ModelConfig, version_dir: Path, backend_for: 
 
 
 def _find_backend(config: mc.ModelConfig, names: set[str], version_dir: Path) -> str:
+    """By the platform, else by the file that is configured, else by the file that is there (which it then configures)."""
     if config.platform:
         backend = _PLATFORM_BACKENDS.get(config.platform)
         if backend is None:
@@ -74,6 +75,7 @@ def _find_backend(config: mc.ModelConfig, names: set[str], version_dir: Path) ->
     else:
         for name, backend in _FILE_BACKENDS.items():
             if name in names:
+                config.default_model_filename = name
                 return backend
     raise invalid(
         f"could not determine the backend of model '{config.name}': its configuration names no 'backend' or 'platform', and "

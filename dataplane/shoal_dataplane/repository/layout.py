@@ -70,6 +70,11 @@ class Scan:
             self.models[location.name] = location
 
 
+def quoted(name: str) -> str:
+    """A caller's string for an error text: in quotes, and in ASCII when it holds what cannot be printed."""
+    return f"'{name}'" if name.isprintable() else ascii(name)
+
+
 def check_repository(path: Path) -> None:
     """Raise ServingError(INVALID_ARGUMENT) when `path` is no folder."""
     if not path.is_dir():
@@ -81,9 +86,9 @@ def check_model_name(name: str) -> None:
     if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
     if "/" in name or ".." in name or name.strip() == ".":
-        raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
+        raise invalid(f"invalid model name {quoted(name)}, model name must not contain path traversal characters")
     if not name.isprintable():
-        raise invalid(f"invalid model name {name!a}, model name must not contain control characters")
+        raise invalid(f"invalid model name {quoted(name)}, model name must not contain control characters")
     size = len(name.encode(errors="replace"))
     if size > _MAX_NAME_BYTES:
         raise invalid(f"invalid model name '{name[:40]}...' of {size} bytes, at most {_MAX_NAME_BYTES} are allowed")

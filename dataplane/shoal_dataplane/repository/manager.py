@@ -247,6 +247,11 @@ class ModelRepository:
             IndexEntry(name, "", ModelState.UNAVAILABLE, reason) for name, reason in refused if name not in named
         ]
 
+    def states(self) -> list[IndexEntry]:
+        """Every version that is loaded, loading, unloading or failed, by name. Cheap: looks at no file."""
+        rows = self._lifecycle.rows()
+        return [row for name in sorted(rows) for row in rows[name]]
+
     def state(self, name: str, version: int) -> VersionState | None:
         """State and reason of one version, None when it was never loaded."""
         return self._lifecycle.state(name, version)
@@ -268,7 +273,8 @@ class ModelRepository:
             logger.error("failed to poll model '%s': not unique across all model repositories", name)
         self._not_loadable = dict.fromkeys(found.duplicates, DUPLICATE_REASON)
         away = {name: home for name, home in self._homes.items() if home in found.unreadable}
-        self._homes = away | {location.name: location.repository for location in found.models.values()}
+        there = {name: location.repository for name, location in found.models.items()}
+        self._homes = {**away, **there}
 
     def _execute_all(self, operations: Iterable[Operation], name: str) -> None:
         calls = [functools.partial(self._lifecycle.execute, operation) for operation in operations]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from shoal_api.protocol import model_config_pb2 as mc
-from shoal_dataplane.core.errors import ServingError, internal, invalid
+from shoal_dataplane.core.errors import internal, invalid
 from shoal_dataplane.repository.config_json import parse_config_json
-from shoal_dataplane.repository.layout import inside
+from shoal_dataplane.repository.layout import inside, quoted
 from shoal_dataplane.repository.types import RepositoryParameter
 
 FILE_PREFIX = "file:"
@@ -41,10 +41,10 @@ def parse_load_parameters(parameters: Mapping[str, RepositoryParameter]) -> Over
             text = value
         elif name.startswith(FILE_PREFIX):
             if not isinstance(value, bytes):
-                raise invalid(f"File parameter '{name}' must have bytes type for its value")
+                raise invalid(f"File parameter {quoted(name)} must have bytes type for its value")
             files[_relative_path(name)] = value
         else:
-            raise invalid(f"Unrecognized load parameter '{name}' with type '{_type_name(value)}'")
+            raise invalid(f"Unrecognized load parameter {quoted(name)} with type '{_type_name(value)}'")
     if text is None:
         if files:
             raise invalid("Load parameter 'config' must be specified for model file override")
@@ -58,9 +58,9 @@ def parse_load_parameters(parameters: Mapping[str, RepositoryParameter]) -> Over
 def _relative_path(parameter: str) -> str:
     name = parameter.removeprefix(FILE_PREFIX)
     path = PurePosixPath(name)
-    if not inside(name) or not path.parts:
+    if not inside(name) or not path.parts or not name.isprintable():
         raise invalid(
-            f"Invalid file parameter '{parameter}' with normalized path '{path}' must stay within model directory."
+            f"Invalid file parameter {quoted(parameter)} with normalized path {quoted(str(path))} must stay within model directory."
         )
     sizes = [len(part.encode(errors="replace")) for part in path.parts]
     if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES:
@@ -77,7 +77,7 @@ class Workspace:
     """A temporary model folder with the files of an override. It is gone after `remove`, at the latest when the process exits."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Write the files. Raises ServingError when one cannot be written; then nothing is left behind."""
+        """Write the files. Raises ServingError(INTERNAL) when one cannot be written; then nothing is left behind."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-model-", ignore_cleanup_errors=True)
         self.path = Path(self._folder.name)
         try:
@@ -85,16 +85,10 @@ class Workspace:
                 target = self.path / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self.remove()
-            raise _cannot_write(name, error) from None
+            raise internal(f"the file of parameter '{FILE_PREFIX}{name}' cannot be written: {error.strerror}") from None
 
     def remove(self) -> None:
         """Delete the folder. Idempotent."""
         self._folder.cleanup()
-
-
-def _cannot_write(name: str, error: Exception) -> ServingError:
-    if isinstance(error, OSError):
-        return internal(f"the file of parameter '{FILE_PREFIX}{name}' cannot be written: {error.strerror}")
-    return invalid(f"Invalid file parameter '{FILE_PREFIX}{name}': {error}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 logger = logging.getLogger(__name__)
 
 
-def run_all(calls: Iterable[Callable[[], None]], workers: int, name: str, timeout: float | None = None) -> bool:
+def run_all(calls: Iterable[Callable[[], object]], workers: int, name: str, timeout: float | None = None) -> bool:
     """Run every call, at most `workers` at a time, and wait for them.
 
     False when they were not done within `timeout` seconds; they go on then. A call that raises is logged; the others run.
@@ -32,7 +32,7 @@ def run_all(calls: Iterable[Callable[[], None]], workers: int, name: str, timeou
     return not any(thread.is_alive() for thread in threads)
 
 
-def _work(waiting: deque[Callable[[], None]]) -> None:
+def _work(waiting: deque[Callable[[], object]]) -> None:
     while True:
         try:
             call = waiting.popleft()

@@ -51,7 +51,7 @@ class HealthReporter:
         )
         server = serving if self._service.ready().ready else not_serving
         wanted = {health.OVERALL_HEALTH: server, INFERENCE_SERVICE: server}
-        for row in self._service.repository_index("", False):
+        for row in self._service.model_states():
             state = serving if row.state == ModelState.READY else not_serving
             if row.version:
                 wanted[f"{row.name}/{row.version}"] = state

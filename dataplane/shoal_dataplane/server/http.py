@@ -35,9 +35,11 @@ _CLOSE_SECONDS: Final = 1.0
 
 def bind(address: str, port: int, reuse_port: bool, flag: str) -> socket.socket:
     """Return a listening socket. Raises ServingError(UNAVAILABLE) that names the address, the port and the flag that sets it."""
+    if not 0 <= port <= 65535:  # getaddrinfo would wrap it
+        raise unavailable(f"cannot listen on '{address}:{port}' ({flag}): a port is a number from 0 to 65535")
     try:
         found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise unavailable(f"cannot listen on '{address}:{port}' ({flag}): {error}") from None
     family, kind, protocol, _, where = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -76,7 +78,7 @@ class _Port:
             self._accepting = None
         for connection in self.server.connections:
             if connection not in self.dispatcher.in_flight:
-                connection.close()
+                connection.force_close()
 
     async def finish(self, grace_seconds: float) -> None:
         """Wait for the requests in flight, cancel those that take too long, close the connections."""

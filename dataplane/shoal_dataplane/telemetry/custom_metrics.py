@@ -13,6 +13,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 MAX_FAMILIES = 1000
@@ -165,7 +166,7 @@ def _bounds(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ..
     bounds = tuple(float(bound) for bound in buckets or ())
     if not bounds or len(bounds) > MAX_BUCKETS:
         raise ValueError(f"a histogram of '{family.name}' needs 1 to {MAX_BUCKETS} buckets, got {len(bounds)}")
-    if any(not math.isfinite(bound) for bound in bounds) or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if any(not math.isfinite(bound) for bound in bounds) or any(a >= b for a, b in pairwise(bounds)):
         raise ValueError(f"the buckets of '{family.name}' must be finite and increase: {list(bounds)}")
     return bounds
 

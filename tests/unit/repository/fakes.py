@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.backends.base import Backend, Instance, InstanceSpec, ModelContext
@@ -14,8 +15,9 @@ from shoal_dataplane.core.model_spec import ModelSpec, compile_spec
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.options import ControlMode, RepositoryOptions
 from shoal_dataplane.repository.layout import ModelLocation
+from shoal_dataplane.repository.lifecycle import Listener
 from shoal_dataplane.repository.manager import ModelRepository
-from shoal_dataplane.repository.records import LoadEvent
+from shoal_dataplane.repository.records import LoadEvent, Operation
 from shoal_dataplane.repository.types import ModelState, Servable, VersionSource
 
 PATIENCE = 20.0
@@ -36,11 +38,11 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.options: list[dict[str, str]] = []
-        self.completed = Counter[str]()
+        self.completed: list[Path] = []
 
     def auto_complete(self, config: mc.ModelConfig, version_dir: Path, backend_options: dict[str, str]) -> None:
         self.options.append(backend_options)
-        self.completed[f"{config.name}/{version_dir.name}"] += 1
+        self.completed.append(version_dir)
         text = (version_dir / config.default_model_filename).read_text()
         if text == "corrupt":
             raise invalid(f"'{version_dir / config.default_model_filename}' is corrupt")
@@ -68,6 +70,7 @@ class FakeServable:
         self.drained = False
         self.closes = 0
         self.close_gate: threading.Event | None = None
+        self.fails = ""  # "drain" or "close"
 
     @property
     def spec(self) -> ModelSpec:
@@ -81,6 +84,8 @@ class FakeServable:
 
     def drain(self, timeout: float) -> bool:
         self.draining.set()
+        if self.fails == "drain":
+            raise RuntimeError("boom")
         self.drained = self.idle.wait(timeout)
         return self.drained
 
@@ -88,6 +93,8 @@ class FakeServable:
         if self.close_gate is not None:
             self.close_gate.wait()
         self.closes += 1
+        if self.fails == "close":
+            raise RuntimeError("boom")
 
     def healthy(self) -> bool:
         return self.is_healthy
@@ -211,8 +218,11 @@ class Bench:
         self.publisher = FakePublisher()
         self.backend = FakeBackend()
         self.events = Events()
+        self.listener: Listener = self.events
         self.now = 0.0
         self.repositories: list[ModelRepository] = []
+        self._came = threading.Condition()
+        self._operations = Counter[str]()
 
     def model(
         self, name: str, *versions: int, config: str = CONFIG, content: str = "weights", where: Path | None = None
@@ -246,26 +256,41 @@ class Bench:
         sources: tuple[ModelLocation, ...] = (),
         gpus: int = 0,
         drain_seconds: float = PATIENCE,
-        **options: object,
+        **options: Any,
     ) -> ModelRepository:
         """A repository that has not been started."""
         repository = ModelRepository(
-            RepositoryOptions(paths=(self.path,) if paths is None else paths, control_mode=mode, **options),  # type: ignore[arg-type]
+            RepositoryOptions(paths=(self.path,) if paths is None else paths, control_mode=mode, **options),
             self.factory,
             self.publisher,
             self.backend_for,
             sources,
-            self.events,
+            self.listener,
             gpu_count=lambda: gpus,
             drain_seconds=drain_seconds,
             clock=lambda: self.now,
         )
         self.repositories.append(repository)
+        lifecycle = repository._lifecycle
+        submit = lifecycle.submit
+
+        def submit_and_count(*operations: Operation) -> None:
+            submit(*operations)
+            with self._came:
+                self._operations.update(operation.name for operation in operations)
+                self._came.notify_all()
+
+        lifecycle.submit = submit_and_count  # type: ignore[method-assign]
         return repository
 
-    def started(self, mode: ControlMode = ControlMode.NONE, **options: object) -> ModelRepository:
+    def wait_came(self, name: str, count: int) -> None:
+        """Wait until `count` operations on a model have come, each of which has its turn by then."""
+        with self._came:
+            assert self._came.wait_for(lambda: self._operations[name] >= count, PATIENCE)
+
+    def started(self, mode: ControlMode = ControlMode.NONE, **options: Any) -> ModelRepository:
         """A repository whose first load has ended."""
-        repository = self.repository(mode, **options)  # type: ignore[arg-type]
+        repository = self.repository(mode, **options)
         repository.start()
         assert repository.wait_initial(PATIENCE)
         return repository

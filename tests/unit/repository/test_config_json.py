@@ -68,13 +68,13 @@ def test_schedulers_and_instances_read_as_in_triton() -> None:
     assert shown["response_cache"] == {"enable": False}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs())
 def test_what_is_shown_can_be_loaded_again(config: mc.ModelConfig) -> None:
     assert parse_config_json(json.dumps(config_to_json(config))) == config
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs(), st.booleans())
 def test_protobufs_own_json_can_be_loaded(config: mc.ModelConfig, snake: bool) -> None:
     text = json_format.MessageToJson(config, preserving_proto_field_name=snake, descriptor_pool=POOL)
@@ -154,7 +154,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["input", "max_batch_size", "instance_group", "parameters", "optimization"]), _JSON, max_size=3

@@ -26,7 +26,7 @@ def message_of(text: str) -> str:
     return caught.value.message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs(), st.booleans(), st.booleans(), st.booleans())
 def test_what_protobuf_prints_is_read_back(config: mc.ModelConfig, short: bool, pointed: bool, one_line: bool) -> None:
     text = text_format.MessageToString(
@@ -39,14 +39,14 @@ def test_what_protobuf_prints_is_read_back(config: mc.ModelConfig, short: bool, 
     assert parse_config(text) == config
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(alphabet="nameinput_dims:{}[]<>,;\"'\\#-.0129eExuUf \n\t\u00e9\0", max_size=60))
 def test_any_text_is_read_or_refused_with_a_place(text: str) -> None:
     error = refusal(lambda: parse_config(text, "m/config.pbtxt"))
     assert error is None or error.message.startswith("failed to read text proto from m/config.pbtxt:")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_strings_survive_protobufs_escapes(value: str) -> None:
     for utf8 in (True, False):

@@ -99,7 +99,7 @@ def test_an_overlay_replaces_the_scheduler_of_another_kind() -> None:
     assert config.WhichOneof("scheduling_choice") == "dynamic_batching"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs())
 def test_an_overlay_over_nothing_or_over_itself_is_itself(config: mc.ModelConfig) -> None:
     below = mc.ModelConfig()

@@ -96,7 +96,7 @@ policies = st.builds(
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
-    limit = draw(st.sampled_from([1, 4, 8, 8, 10]))
+    limit = draw(st.sampled_from([1, 4, 8, 10, 40, 40]))
     levels = draw(st.sampled_from([0, 0, 1, 3]))
     return Setup(
         limit=limit,
@@ -129,11 +129,14 @@ single_steps = (
     | st.builds(Pass, us=st.integers(0, 8))
     | st.builds(Cancel, which=st.integers(0, 50))
 )
-# Bursts of arrivals, and lists that are long enough: drawn step by step, queues stay too short for a batch to form.
+# Bursts of arrivals, arrivals that are looked at one by one, and lists that are long enough: drawn step by step, queues stay too
+# short for batches to form and to be waited for.
 steps: st.SearchStrategy[list[Step]] = st.lists(
-    st.lists(arrivals, min_size=1, max_size=6) | st.lists(single_steps, min_size=1, max_size=3),
-    min_size=12,
-    max_size=40,
+    st.lists(arrivals, min_size=1, max_size=6)
+    | st.lists(arrivals, min_size=1, max_size=6).map(lambda group: [step for each in group for step in (each, Look())])
+    | st.lists(single_steps, min_size=1, max_size=3),
+    min_size=10,
+    max_size=30,
 ).map(lambda groups: [step for group in groups for step in group])
 
 

@@ -205,3 +205,39 @@ def numbers(count: int) -> Answer:
         yield InferResponse([])
 
     return answer
+
+
+def fail(request: InferRequest) -> Iterable[InferResponse]:
+    """A model that answers one number and then breaks."""
+    yield from list(numbers(1)(request))[:1]
+    yield failure(internal("the model broke"))
+
+
+def add_models(service: FakeService) -> None:
+    """The models that the tests ask."""
+
+    def pair(datatype: str, *dims: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        return [tensor_spec("IN", datatype, *dims)], [tensor_spec("OUT", datatype, *dims)]
+
+    service.add(model_spec("ident", *pair("FP32", 4), max_batch_size=8))
+    for datatype in ("FP16", "BF16", "FP64", "INT64", "UINT8", "BOOL", "BYTES"):
+        service.add(model_spec(f"ident_{datatype.lower()}", *pair(datatype, -1), max_batch_size=8))
+    service.add(model_spec("flat", *pair("FP32", -1)))
+    service.add(model_spec("text", *pair("BYTES", 1), max_batch_size=4))
+    service.add(model_spec("a model/ü", *pair("FP32", -1)))
+    service.add(model_spec("slow", *pair("FP32", -1)), None)
+    labels = ("cat", "dog", "fish")
+    service.add(
+        model_spec("labelled", [tensor_spec("IN", "FP32", 4)], [tensor_spec("OUT", "FP32", 4, labels=labels)], 8)
+    )
+    two = [tensor_spec("IN0", "FP32", -1), tensor_spec("IN1", "INT32", -1, optional=True)]
+    service.add(model_spec("two", two, [tensor_spec("OUT0", "FP32", -1), tensor_spec("OUT1", "INT32", -1)]))
+    count = ([tensor_spec("N", "INT32", 1)], [tensor_spec("OUT", "INT32", 1)])
+    for name, answer in (
+        ("none", numbers(0)),
+        ("once", numbers(1)),
+        ("thrice", numbers(3)),
+        ("broken", fail),
+        ("flood", numbers(5000)),
+    ):
+        service.add(model_spec(name, *count), answer)

@@ -72,8 +72,11 @@ class Gate:
 class NoRepository:
     """A repository in which nothing is left to load."""
 
-    def initial_load_done(self) -> bool:
+    def wait_initial(self, timeout: float) -> bool:
         return True
+
+    def states(self) -> list[Any]:
+        return []
 
     def unready(self) -> list[Any]:
         return []

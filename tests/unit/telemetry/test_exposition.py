@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -24,6 +24,7 @@ PARSERS = {False: parse_text, True: parse_openmetrics}
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
+@settings(deadline=None)
 @given(value=st.text(st.characters(exclude_categories=["Cs"])), help=st.text(st.sampled_from('ab\\n"\n\\ {}#')))
 def test_any_label_and_help_text_reads_back(openmetrics: bool, value: str, help: str) -> None:
     out = Exposition(openmetrics)
@@ -40,6 +41,7 @@ def test_text_that_is_no_unicode_does_not_fail_the_scrape() -> None:
     assert out.body() == b'a_metric{one="?"} 1\n'
 
 
+@settings(deadline=None)
 @given(st.floats())
 def test_any_number_reads_back(value: float) -> None:
     back = float(number(value))
@@ -101,11 +103,13 @@ def test_openmetrics_is_sent_to_who_prefers_it(accept: str, wanted: bool) -> Non
     assert accepts_openmetrics(accept) is wanted
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_accept_header_is_understood_somehow(accept: str) -> None:
     assert accepts_openmetrics(accept) in (True, False)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_becomes_a_valid_label_name(text: str) -> None:
     name = label_name(text)

@@ -8,7 +8,7 @@ import weakref
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_dataplane.core.errors import Reason
@@ -110,6 +110,7 @@ def test_counters_say_what_was_counted() -> None:
     assert server.value("shoal_batch_size_bucket", **IDENT, le="4.0") == 2
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from(list(Reason))))
 def test_every_failure_is_in_triton_s_counter_and_in_ours(failures: list[Reason]) -> None:
     version = Version()
@@ -133,7 +134,7 @@ def test_every_failure_is_in_triton_s_counter_and_in_ours(failures: list[Reason]
 def test_every_reason_has_its_place() -> None:
     assert set(TRITON_REASONS) == set(Reason)
     assert set(TRITON_REASONS.values()) == {"REJECTED", "CANCELED", "BACKEND", "OTHER"}
-    assert CUT_REASONS == tuple(Cut)
+    assert tuple(Cut) == CUT_REASONS
 
 
 def test_refusals_without_a_model_are_counted_too() -> None:
@@ -147,7 +148,9 @@ def test_refusals_without_a_model_are_counted_too() -> None:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_metric_tags_become_labels_whatever_they_are(openmetrics: bool) -> None:
-    version = Version(**{"team": 'a "b"\\\n', "cost-centre": "100%", "cost.centre": "%s", "model": "tag", "1st": "é", "": "no name"})
+    version = Version(
+        **{"team": 'a "b"\\\n', "cost-centre": "100%", "cost.centre": "%s", "model": "tag", "1st": "é", "": "no name"}
+    )
     samples = Server(version).samples(openmetrics)
     (labels,) = samples["shoal_model_ready"]
     assert dict(labels) == {
@@ -168,6 +171,7 @@ def test_labels_stand_in_alphabetical_order_as_triton_s_do() -> None:
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
+@settings(deadline=None, max_examples=50)
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_model_of_any_name_does_not_break_the_scrape(openmetrics: bool, name: str) -> None:
     samples = Server(Version(name)).samples(openmetrics)
@@ -177,7 +181,9 @@ def test_a_model_of_any_name_does_not_break_the_scrape(openmetrics: bool, name: 
 def test_a_label_is_never_taken_from_a_request() -> None:
     server = Server(Version(team="x"))
     served(server.versions[0])
-    labels = {label for family in server.families(True).values() for sample in family.samples for label in sample.labels}
+    labels = {
+        label for family in server.families(True).values() for sample in family.samples for label in sample.labels
+    }
     assert labels == {"model", "version", "_team", "reason", "le"}
 
 
@@ -275,9 +281,9 @@ def test_custom_families_are_shown(openmetrics: bool) -> None:
     counter = owner.metric(owner.family("tokens_total", "Tokens \\ seen", "counter"), {"kind": 'p"q'}, None)
     owner.change(counter, "increment", 2.5)
     plain = owner.metric(owner.family("words", "Words", "counter"), {}, None)
-    owner.change(plain, "increment", 4)
+    owner.change(plain, "increment", 4.0)
     gauge = owner.metric(owner.family("depth", "Depth", "gauge"), {}, None)
-    owner.change(gauge, "set", -3)
+    owner.change(gauge, "set", -3.0)
     histogram = owner.metric(owner.family("width", "Width", "histogram"), {"kind": "a"}, [1.0, 2.5])
     for value in (0.5, 1, 2, 9):
         owner.change(histogram, "observe", value)

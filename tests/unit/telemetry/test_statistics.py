@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_dataplane.core.errors import Reason
@@ -39,6 +39,7 @@ def buckets(bounds: list[int], values: list[int]) -> list[int]:
     return counts
 
 
+@settings(deadline=None)
 @given(executions)
 def test_every_counter_is_the_sum_of_what_was_recorded(batches: list) -> None:
     statistics = ModelStatistics("model", 1)
@@ -61,7 +62,9 @@ def test_every_counter_is_the_sum_of_what_was_recorded(batches: list) -> None:
     assert (statistics.success.ns, statistics.queue.ns) == (sum(times), sum(waits))
     assert statistics.execution_count == len(sizes) == sum(statistics.cuts.values())
     assert statistics.inference_count == sum(sizes)
-    assert statistics.inference_count == sum(size * row.compute_infer.count for size, row in statistics.by_batch.items())
+    assert statistics.inference_count == sum(
+        size * row.compute_infer.count for size, row in statistics.by_batch.items()
+    )
     phases_of = (statistics.compute_input, statistics.compute_infer, statistics.compute_output)
     assert [phase.count for phase in phases_of] == [len(times)] * 3
     assert [phase.ns for phase in phases_of] == by_phase
@@ -85,6 +88,7 @@ def test_a_batch_of_which_no_request_succeeded_adds_no_success() -> None:
     assert statistics.execution_count == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(Reason)), nanoseconds)))
 def test_every_failure_is_counted_once_under_its_reason(failures: list[tuple[Reason, int]]) -> None:
     statistics = ModelStatistics("model", 1)

@@ -60,7 +60,9 @@ class ModelConfig:
 
         Raises ValueError for another property, a missing one, or one that contradicts the configuration.
         """
-        self._add("input", input, ("name", "data_type", "dims", "optional"), "'name', 'data_type', 'dims' and 'optional'")
+        self._add(
+            "input", input, ("name", "data_type", "dims", "optional"), "'name', 'data_type', 'dims' and 'optional'"
+        )
 
     def add_output(self, output: Mapping[str, Any]) -> None:
         """Add {"name", "data_type", "dims"}, or complete an output of that name. Raises ValueError as add_input does."""

@@ -25,7 +25,9 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
-_DECOUPLED = "decoupled models and response senders are not supported yet: return one InferenceResponse for each request"
+_DECOUPLED = (
+    "decoupled models and response senders are not supported yet: return one InferenceResponse for each request"
+)
 
 
 class MemoryType(enum.IntEnum):

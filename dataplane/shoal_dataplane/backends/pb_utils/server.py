@@ -108,5 +108,7 @@ def set_model_dir(path: Path) -> None:
 def get_model_dir() -> str:
     """The version folder of the model. Raises TritonModelException where several models share a process."""
     if _model_dir is None:
-        raise TritonModelException("get_model_dir works only in a model that has a process of its own (SHOAL_EXECUTION=process)")
+        raise TritonModelException(
+            "get_model_dir works only in a model that has a process of its own (SHOAL_EXECUTION=process)"
+        )
     return str(_model_dir)

@@ -30,7 +30,9 @@ class Tensor:
         try:
             self._datatype = from_numpy(numpy_array.dtype).wire
         except KeyError:
-            raise TritonModelException(f"tensor '{name}' has numpy dtype {numpy_array.dtype}, which is no Triton datatype") from None
+            raise TritonModelException(
+                f"tensor '{name}' has numpy dtype {numpy_array.dtype}, which is no Triton datatype"
+            ) from None
         self._name = name
         self._array: np.ndarray[Any, Any] | None = numpy_array
         self._shape = numpy_array.shape
@@ -113,7 +115,9 @@ class Tensor:
     def _as_torch(self) -> Any:
         torch = sys.modules.get("torch")
         if torch is None:
-            raise TritonModelException(f"tensor '{self._name}' is BF16: import torch in the model to use it through DLPack")
+            raise TritonModelException(
+                f"tensor '{self._name}' is BF16: import torch in the model to use it through DLPack"
+            )
         return torch.from_numpy(self._bits().view(np.int16)).view(torch.bfloat16)
 
     def _bits(self) -> np.ndarray[Any, Any]:
