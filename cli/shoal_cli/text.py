@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -32,6 +33,18 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 _STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow"}
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """While the block runs, a terminal shows that something is going on."""
+    if not on_terminal():
+        yield
+        return
+    from rich.console import Console
+
+    with Console().status(text):
+        yield
 
 
 def plural(count: int, noun: str) -> str:

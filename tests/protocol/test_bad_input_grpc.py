@@ -58,8 +58,8 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
         odd_request("b_one", [("IN", "INT32", (1, 4))], [F16]),
         r"inference input 'IN' data-type is 'INT32', but model 'b_one' expects 'FP32'",
     ),
-    "an unknown datatype": (odd_request("b_one", [("IN", "FP31", (1, 4))], [F16]), r"'(<invalid>|FP31)'.*expects 'FP32'"),
-    "no datatype": (odd_request("b_one", [("IN", "", (1, 4))], [F16]), r"data-type is '(<invalid>)?'.*expects 'FP32'"),
+    "an unknown datatype": (odd_request("b_one", [("IN", "FP31", (1, 4))], [F16]), r"'(<invalid>|FP31)'"),
+    "no datatype": (odd_request("b_one", [("IN", "", (1, 4))], [F16]), r"data-?type (is )?'(<invalid>)?'"),
     "a wrong dimension": (
         odd_request("b_one", [("IN", "FP32", (1, 5))], [bytes(20)]),
         r"unexpected shape for input 'IN' for model 'b_one'. Expected \[-1,4\], got \[1,5\].*max_batch_size",
@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
     ),
     "a classification that is no number": (
         odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], outputs=[("OUT", {"classification": "2"})]),
-        r"invalid value type for 'classification' parameter",
+        r"invalid value .*for 'classification' parameter",
     ),
     "a priority that is no number": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"priority": "1"}), r"'priority' parameter"),
     "a negative priority": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"priority": -1}), r"'priority'"),
@@ -240,7 +240,6 @@ HUGE = {
     "bytes overflow": ([2**62, 4], b""),
     "one huge dimension": ([1, 2**63 - 1], F16),
     "huge beside zero": ([0, 2**62, 2**62], b""),
-    "the smallest integer": ([-(2**63), 4], F16),
     "many dimensions": ([1] * 5000, bytes(4)),
 }
 
@@ -254,6 +253,14 @@ def test_shapes_that_overflow_are_refused(server: Server, case: str) -> None:
             server.send(odd_request(model, [("IN", datatype, shape)], [raw]))
 
 
+@pytest.mark.differs("negative-batch")
+def test_a_negative_batch_is_refused(server: Server) -> None:
+    for size in (-1, -(2**63)):
+        with refused("INVALID_ARGUMENT", f"IN.*{size}"):
+            server.send(odd_request("b_one", [("IN", "FP32", (size, 4))], [b""]))
+
+
+@pytest.mark.differs("input-count", run=False)
 def test_a_hundred_thousand_inputs_are_refused_quickly(server: Server) -> None:
     message = odd_request("b_one", [(f"IN{i}", "FP32", (1, 4)) for i in range(100_000)], [b""] * 100_000)
     with refused("INVALID_ARGUMENT", "input"):
@@ -298,6 +305,7 @@ def test_metadata_beyond_grpcs_limit_is_refused_by_grpc(server: Server) -> None:
         server.send(request("b_one", {"IN": X}), metadata=[("x-large", "v" * (1 << 20))])
 
 
+@pytest.mark.differs("error-length")
 def test_errors_are_short_whatever_was_sent(server: Server) -> None:
     """A status travels in a header of 8 KB: a longer one would reach the caller as another error."""
     with refused("NOT_FOUND|INVALID_ARGUMENT"):

@@ -144,7 +144,7 @@ def test_fp16_is_for_binary_data_only(server: Server) -> None:
     reply = server.post("/v2/models/w_kinds/infer", kind("FP16", 1))
     assert reply.status == 400
     assert reply.error.startswith("receiving FP16 data via JSON is not supported. Please use the binary data format for input IN_FP16")
-    body, headers = binary_body({"IN_FP16": np.ones(1, np.float16)})
+    body, headers = binary_body({"IN_FP16": np.ones(1, np.float16)}, outputs=[{"name": "OUT_FP16"}])
     reply = server.post("/v2/models/w_kinds/infer", body, headers)
     assert reply.status == 400
     assert "FP16 data via JSON is not supported" in reply.error
@@ -152,7 +152,7 @@ def test_fp16_is_for_binary_data_only(server: Server) -> None:
 
 @pytest.mark.differs("json-invalid-utf8")
 def test_bytes_that_are_no_text_are_not_sent_as_broken_json(server: Server) -> None:
-    body, headers = binary_body({"IN_BYTES": np.array([b"\xff\xfe"], dtype=object)})
+    body, headers = binary_body({"IN_BYTES": np.array([b"\xff\xfe"], dtype=object)}, outputs=[{"name": "OUT_BYTES"}])
     reply = server.post("/v2/models/w_kinds/infer", body, headers)
     assert reply.status == 400
     assert "UTF-8" in reply.error

@@ -76,7 +76,7 @@ def values_of(kind: str) -> np.ndarray[Any, Any]:
 def test_every_datatype_comes_back_bit_for_bit(server: Server, kind: str) -> None:
     array = values_of(kind) if kind != "BF16" else np.array([[0x3F80, 0xBF80, 0], [0x7F80, 1, 0xFFFF]], "<u2")
     raw = encode_bytes(list(array.ravel())) if kind == "BYTES" else array.tobytes()
-    response = server.send(odd_request("g_types", [(f"IN_{kind}", kind, (2, 3))], [raw]))
+    response = server.send(odd_request("g_types", [(f"IN_{kind}", kind, (2, 3))], [raw], outputs=[f"OUT_{kind}"]))
     (output,) = response.outputs
     assert (output.name, output.datatype, list(output.shape)) == (f"OUT_{kind}", kind, [2, 3])
     assert response.raw_output_contents[0] == raw
@@ -98,7 +98,7 @@ TYPED = {
 def test_typed_contents_are_taken_and_answered_raw(server: Server, kind: str) -> None:
     array = values_of(kind)
     contents = {TYPED[kind]: array.ravel().tolist()}
-    response = server.send(odd_request("g_types", [(f"IN_{kind}", kind, (2, 3), contents)]))
+    response = server.send(odd_request("g_types", [(f"IN_{kind}", kind, (2, 3), contents)], outputs=[f"OUT_{kind}"]))
     assert not response.outputs[0].HasField("contents")
     np.testing.assert_array_equal(arrays(response)[f"OUT_{kind}"], array)
 

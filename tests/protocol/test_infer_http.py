@@ -88,7 +88,7 @@ def json_values(kind: str) -> list[Any]:
 def test_every_datatype_in_json(server: Server, kind: str) -> None:
     values = json_values(kind)
     tensor = {"name": f"IN_{kind}", "datatype": kind, "shape": [1, 4], "data": values}
-    (output,) = ask(server, "h_types", {"inputs": [tensor]})["outputs"]
+    (output,) = ask(server, "h_types", {"inputs": [tensor], "outputs": [{"name": f"OUT_{kind}"}]})["outputs"]
     assert output == {"name": f"OUT_{kind}", "datatype": kind, "shape": [1, 4], "data": values}
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -120,10 +121,13 @@ def _pip() -> tuple[str, ...]:
 
 
 def _reason(result: subprocess.CompletedProcess[str]) -> str:
-    """The line of pip's output that says most."""
-    lines = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+    """What of pip's output says most: why there was no connection, else its last error."""
+    broken = re.search(r"after connection broken by '.*?>?: (.+?)'\)?'", result.stderr)
+    if broken is not None:
+        return f"no connection: {broken.group(1)}"
+    lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors[0] if errors else lines[-1] if lines else f"pip ended with code {result.returncode}").rstrip(".")
+    return ((errors or lines or [f"pip ended with code {result.returncode}"])[-1]).rstrip(".")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,10 @@ Array = np.ndarray[Any, Any]
 TIMEOUT_SECONDS = 60.0
 
 
+class AnswerError(RuntimeError):
+    """A model did not answer."""
+
+
 class Class(NamedTuple):
     """One answer of the classifier."""
 
@@ -95,7 +99,10 @@ class Client:
         return Burst(len(sentences), sum(grown.values()), grown, seconds)
 
     def _infer(self, model: str, inputs: list[Any], outputs: list[Any] | None = None) -> Any:
-        return self._client.infer(model, inputs, outputs=outputs, client_timeout=TIMEOUT_SECONDS)
+        try:
+            return self._client.infer(model, inputs, outputs=outputs, client_timeout=TIMEOUT_SECONDS)
+        except triton.InferenceServerException as error:
+            raise AnswerError(f"model '{model}': {error}") from error
 
     def _statistics(self, model: str) -> dict[int, int]:
         """How many batches of each size have run."""
@@ -117,4 +124,4 @@ def _tensors(arrays: dict[str, Array]) -> list[Any]:
 
 def _raise(error: Exception | None) -> None:
     if error is not None:
-        raise error
+        raise AnswerError(f"model 'embed': {error}") from error

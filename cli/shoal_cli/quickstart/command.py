@@ -14,7 +14,7 @@ from shoal_cli.fetch.store import FetchError, cache_root
 from shoal_cli.quickstart.local_server import LocalServer, ServerError
 from shoal_cli.quickstart.prepare import DOWNLOAD_BYTES, is_cached, manifests, missing_packages, prepare
 from shoal_cli.serve.report import reporter
-from shoal_cli.text import megabytes
+from shoal_cli.text import megabytes, waiting
 
 if TYPE_CHECKING:
     from shoal_cli.quickstart.ask import Burst, Client
@@ -77,7 +77,7 @@ def _prepare() -> Path:
         nonlocal begun
         begun = time.monotonic()
         report.close()
-        click.echo("  preparing them: PyTorch weights to TorchScript, ...", nl=False)
+        click.echo("  converting them ...", nl=False)
 
     try:
         fresh = not is_cached(folder, cache)
@@ -92,21 +92,26 @@ def _prepare() -> Path:
 def _show(folder: Path) -> None:
     _title("Serving", f"shoal serve {_shown(folder)}")
     begun = time.monotonic()
-    with LocalServer(folder) as server:
+    with contextlib.ExitStack() as stack:
+        with waiting("loading the models"):
+            server = stack.enter_context(LocalServer(folder))
         from shoal_cli.client.http import HttpClient
         from shoal_cli.client.models import list_models
-        from shoal_cli.quickstart.ask import Client
+        from shoal_cli.quickstart.ask import AnswerError, Client
 
         http = HttpClient(server.http, 30)
         for row in list_models(http):
             click.echo(f"  {row['name']:<12} {row['backend']:<12} max batch {row['max_batch_size']:>2}  {row['state']}")
         http.close()
         click.echo(f"  ready after {time.monotonic() - begun:.1f} s: gRPC {server.grpc}, HTTP {server.http}")
-        with _closing(Client(server.grpc)) as client:
-            _nearest(client)
-            _pictures(client, folder / "data")
-            _batching(client)
-            _agreement(client, folder / "models/embed/1/tokenizer.json")
+        try:
+            with _closing(Client(server.grpc)) as client:
+                _nearest(client)
+                _pictures(client, folder / "data")
+                _batching(client)
+                _agreement(client, folder / "models/embed/1/tokenizer.json")
+        except AnswerError as error:
+            raise ServerError(f"{error}\n{server.tail()}") from error
     click.echo("  drained, and ended cleanly")
 
 

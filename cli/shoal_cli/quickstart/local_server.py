@@ -17,7 +17,7 @@ from types import TracebackType
 
 START_SECONDS = 180.0
 END_SECONDS = 40.0
-_PORTS = re.compile(r"^Serving: HTTP (\S+), gRPC (\S+)")
+_PORTS = re.compile(r"^Serving: HTTP ([^\s,]+), gRPC ([^\s,]+)")
 _TAIL = 30
 
 

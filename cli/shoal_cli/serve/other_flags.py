@@ -99,9 +99,11 @@ def refuse(values: Mapping[str, Any]) -> None:
 
 def ignored(values: Mapping[str, Any]) -> list[str]:
     """Return, for the log, the flags that were given and mean nothing here: "--http-thread-count (its threads ...)"."""
-    return [
-        f"--{other.flag.name} ({other.why})" for other in OTHERS if other.harmless is None and _given(values, other)
-    ]
+    names = [f"--{o.flag.name} ({o.why})" for o in OTHERS if o.harmless is None and _given(values, o)]
+    if not values.get("grpc_use_ssl") and not values.get("grpc_use_ssl_mutual"):
+        certificates = [key for key in ("grpc_server_cert", "grpc_server_key", "grpc_root_cert") if values.get(key)]
+        names += [f"--{key.replace('_', '-')} (TLS is off without --grpc-use-ssl)" for key in certificates]
+    return names
 
 
 def _given(values: Mapping[str, Any], other: Other) -> Sequence[Any]:

@@ -18,8 +18,8 @@ class Reporter(Protocol):
     def fetching(self, name: str) -> Progress:
         """Return what is to be told of the transfer of this model."""
 
-    def failed(self, name: str, reason: str) -> None:
-        """The model could not even be fetched."""
+    def failed(self, name: str) -> None:
+        """The model could not even be fetched. Why is in the log, as for one that cannot be loaded."""
 
     def event(self, event: LoadEvent) -> None:
         """A version changed its state."""
@@ -34,7 +34,7 @@ class SilentReporter:
     def fetching(self, name: str) -> Progress:
         return silent
 
-    def failed(self, name: str, reason: str) -> None:
+    def failed(self, name: str) -> None:
         pass
 
     def event(self, event: LoadEvent) -> None:
@@ -60,8 +60,8 @@ class PlainReporter:
 
         return progress
 
-    def failed(self, name: str, reason: str) -> None:
-        self._say(f"failed   {name}: {reason}")
+    def failed(self, name: str) -> None:
+        self._say(f"failed   {name}")
 
     def event(self, event: LoadEvent) -> None:
         if self._closed:
@@ -72,7 +72,7 @@ class PlainReporter:
         elif event.state is ModelState.READY:
             self._say(f"ready    {name} ({event.seconds:.1f} s)")
         elif event.state is ModelState.UNAVAILABLE and event.reason:
-            self._say(f"failed   {name}: {event.reason}")
+            self._say(f"failed   {name}")
 
     def close(self) -> None:
         self._closed = True
@@ -117,8 +117,8 @@ class TerminalReporter:
 
         return progress
 
-    def failed(self, name: str, reason: str) -> None:
-        self._end(name, None, f"[red]✗[/red] {_escape(name)}: {_escape(reason)}")
+    def failed(self, name: str) -> None:
+        self._end(name, None, f"[red]✗[/red] {_escape(name)}")
 
     def event(self, event: LoadEvent) -> None:
         version = "" if event.version is None else f" [dim]version {event.version}[/dim]"
@@ -130,7 +130,7 @@ class TerminalReporter:
         elif event.state is ModelState.READY:
             self._end(event.name, event.version, f"[green]✓[/green] {name} [dim]{event.seconds:.1f} s[/dim]")
         elif event.state is ModelState.UNAVAILABLE and event.reason:
-            self._end(event.name, event.version, f"[red]✗[/red] {name}: {_escape(event.reason)}")
+            self._end(event.name, event.version, f"[red]✗[/red] {name}")
 
     def _end(self, name: str, version: int | None, line: str) -> None:
         with self._lock:

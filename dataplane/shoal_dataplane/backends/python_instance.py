@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import json
 import logging
@@ -21,6 +22,7 @@ from shoal_dataplane.core.request import InferRequest
 
 logger = logging.getLogger(__name__)
 
+_PLUMBING = (__file__, inspect.getfile(concurrent.futures.Future))
 READY_SECONDS = 5.0
 """How long is_ready may take (triton.md F3)."""
 
@@ -140,9 +142,12 @@ class _CoroutineRunner:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout)
-        except TimeoutError:
+        except BaseException as error:
             future.cancel()
-            raise
+            traceback = error.__traceback__
+            while traceback is not None and traceback.tb_frame.f_code.co_filename in _PLUMBING:
+                traceback = traceback.tb_next
+            raise error.with_traceback(traceback) from None
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread."""

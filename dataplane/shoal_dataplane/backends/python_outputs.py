@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal_dataplane.backends.pb_utils.errors import to_serving_error
-from shoal_dataplane.backends.pb_utils.request import InferenceResponse, plain_parameters
+from shoal_dataplane.backends.pb_utils.request import InferenceResponse
 from shoal_dataplane.backends.pb_utils.tensor import Tensor, unwrap
 from shoal_dataplane.core.errors import ServingError, internal
 from shoal_dataplane.core.model_spec import ModelSpec, TensorSpec
@@ -26,6 +26,8 @@ class OutputChecker:
         self._spec = spec
         self._instance = instance_name
         self._batched = spec.max_batch_size > 0
+        self._good: dict[str, tuple[int, ...]] = {}
+        """By output, the last shape that was as configured: the next one is usually the same."""
 
     def responses(self, requests: Sequence[InferRequest], returned: Any) -> list[InferResponse]:
         """Return a response for each request; one that is wrong becomes an error of its request.
@@ -53,10 +55,9 @@ class OutputChecker:
                     f"found type '{type(response)}'."
                 )
             )
-        error = response.error()
-        if error is not None:
-            return failure(to_serving_error(error))
-        tensors = response.output_tensors()
+        if response._error is not None:
+            return failure(to_serving_error(response._error))
+        tensors = response._outputs
         outputs: list[CoreTensor] = []
         wanted = request.outputs
         for name, spec in self._spec.outputs.items():
@@ -75,7 +76,7 @@ class OutputChecker:
                 outputs.append(self._output(found, spec, request))
             except ServingError as problem:
                 return failure(problem)
-        return InferResponse(outputs, None, plain_parameters(response) or None)
+        return InferResponse(outputs, None, response._parameters or None)
 
     def _output(self, tensor: Tensor, spec: TensorSpec, request: InferRequest) -> CoreTensor:
         if tensor._datatype != spec.datatype.wire:
@@ -87,20 +88,23 @@ class OutputChecker:
                     f"but the configuration of model '{self._spec.name}' expects '{spec.datatype.wire}'"
                 )
         shape = tensor._shape
-        dims = spec.dims if spec.reshape is None else spec.reshape
-        rows = shape[:1] if self._batched else ()
-        own = shape[1:] if self._batched else shape
-        if own != dims and not _matches(own, dims):
-            raise self._wrong_shape(spec, dims, shape, request)
-        if self._batched and rows != (request.batch_size,):
-            raise self._wrong_shape(spec, dims, shape, request)
+        if shape != self._good.get(spec.name) or (self._batched and shape[0] != request.batch_size):
+            self._check_shape(spec, shape, request)
+            self._good[spec.name] = shape
         try:
             core = unwrap(tensor)
         except UnicodeEncodeError as problem:
             raise self.error(f"output '{spec.name}' holds a string that is no UTF-8: {problem}") from None
         if spec.reshape is not None:
-            core = reshaped(core, (*rows, *map_shape(own, spec.reshape, spec.dims)))
+            skip = int(self._batched)
+            core = reshaped(core, (*shape[:skip], *map_shape(shape[skip:], spec.reshape, spec.dims)))
         return core
+
+    def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...], request: InferRequest) -> None:
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        own = shape[1:] if self._batched else shape
+        if (self._batched and shape[:1] != (request.batch_size,)) or not _matches(own, dims):
+            raise self._wrong_shape(spec, dims, shape, request)
 
     def _wrong_shape(
         self, spec: TensorSpec, dims: tuple[int, ...], shape: tuple[int, ...], request: InferRequest

@@ -103,10 +103,9 @@ def _outputs(
         if not isinstance(spec.arg, TensorArgument):
             continue
         key = single_key(path, "RESULT")
-        for name in (path, key):
-            if name:
-                names[name] = len(tensors)
-        tensors.append(_tensor(model, "output", key or f"OUTPUT__{len(tensors)}", examples[spec.arg.name]))
+        by_index = f"OUTPUT__{len(tensors)}"
+        names.update({name: len(tensors) for name in (by_index, path, key) if name})
+        tensors.append(_tensor(model, "output", key or by_index, examples[spec.arg.name]))
     return tensors, names
 
 

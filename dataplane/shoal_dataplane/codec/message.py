@@ -122,10 +122,9 @@ class RequestHeader:
     def _read_outputs(
         self, outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor]
     ) -> tuple[str, ...] | None:
-        names = []
+        names: dict[str, None] = {}  # asked for twice, sent once, as Triton does
         for output in outputs:
-            if output.name not in names:  # asked for twice, sent once, as Triton does
-                names.append(output.name)
+            names[output.name] = None
             values = parameter_values(output.parameters)
             refuse_shared_memory("output", output.name, values)
             if "classification" in values:

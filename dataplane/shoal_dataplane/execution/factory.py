@@ -17,9 +17,9 @@ from shoal_dataplane.execution.bridge import ServerBridge
 from shoal_dataplane.execution.inline import InlineExecutor
 from shoal_dataplane.execution.process import ProcessExecutor
 from shoal_dataplane.execution.servable import ServedModel
+from shoal_dataplane.execution.source import VersionSource
 from shoal_dataplane.execution.thread import AdaptiveExecutor, ThreadExecutor
 from shoal_dataplane.execution.warmup import warm_up
-from shoal_dataplane.repository.types import VersionSource
 from shoal_dataplane.scheduling.factory import scheduler_for
 from shoal_dataplane.telemetry.statistics import ModelStatistics
 

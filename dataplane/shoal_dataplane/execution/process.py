@@ -107,6 +107,7 @@ class ProcessExecutor:
         self._stale_since: float | None = None
         self._checks_readiness = False
         self._asked_ready_at: float | None = None
+        self._ready_problem = ""
         # Shared; each is one attribute, written whole:
         self._running: _Running | None = None
         self._user_ready = True
@@ -124,6 +125,12 @@ class ProcessExecutor:
     def healthy(self) -> bool:
         """Is the process there, and, where the model has an is_ready, does that say so? From any thread."""
         return self._worker is not None and self._user_ready
+
+    @property
+    def worker_pid(self) -> int:
+        """The process's id; 0 while there is none."""
+        worker = self._worker
+        return 0 if worker is None else worker.pid
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -348,7 +355,8 @@ class ProcessExecutor:
 
     def _heard_ready(self, head: messages.ReadyHead) -> None:
         self._asked_ready_at = None
-        if head.ready != self._user_ready:
+        if (head.ready, head.problem) != (self._user_ready, self._ready_problem):
+            self._ready_problem = head.problem
             logger.warning(
                 "model instance '%s' says that it is %sready%s",
                 self._instance.name,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.core.errors import invalid
+from shoal_dataplane.execution.source import VersionSource
 from shoal_dataplane.options import RepositoryOptions
 from shoal_dataplane.repository.backend_fields import BackendFor, fill_backend_fields
 from shoal_dataplane.repository.config_pbtxt import read_config
 from shoal_dataplane.repository.layout import CONFIG_FILE, ModelLocation, config_path, read_labels
 from shoal_dataplane.repository.normalize import lay_over, normalize
 from shoal_dataplane.repository.support import refuse_unsupported
-from shoal_dataplane.repository.types import VersionSource
 from shoal_dataplane.repository.validate import validate
 
 

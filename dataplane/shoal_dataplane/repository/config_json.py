@@ -1,15 +1,12 @@
-"""A ModelConfig as JSON: what the `config` endpoint answers and what the load parameter `config` brings."""
+"""A ModelConfig as JSON, which the load parameter `config` brings. (codec.proto_json is the way out.)"""
 
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
-import numpy as np
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
 
 from shoal_api.protocol import POOL
 from shoal_api.protocol import model_config_pb2 as mc
@@ -17,43 +14,6 @@ from shoal_dataplane.core.errors import invalid
 from shoal_dataplane.repository.schema import descriptor_of, enum_type, is_map, message_type, near
 
 Json = dict[str, Any]
-
-
-def config_to_json(config: mc.ModelConfig) -> Json:
-    """Return a configuration as Triton shows it (core: ModelConfigToJson, config version 1).
-
-    Keys are the proto's names in its order. Scalars, lists and maps are always there, unset messages and unset members of a oneof
-    are not. Enums are names, and 64-bit integers are numbers, not protobuf's strings. Map keys are strings, as JSON wants.
-    """
-    return _message_to_json(config)
-
-
-def _message_to_json(message: Message) -> Json:
-    result: Json = {}
-    for field in descriptor_of(message).fields:
-        value = getattr(message, field.name)
-        if is_map(field):
-            kind = message_type(field).fields_by_name["value"]
-            result[field.name] = {str(key): _value_to_json(kind, value[key]) for key in sorted(value)}
-        elif field.is_repeated:
-            result[field.name] = [_value_to_json(field, element) for element in value]
-        elif not field.has_presence or message.HasField(field.name):
-            result[field.name] = _value_to_json(field, value)
-    return result
-
-
-def _value_to_json(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is not None:
-        return _message_to_json(value)
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        known = enum_type(field).values_by_number.get(value)
-        return known.name if known is not None else value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        if field.type == FieldDescriptor.TYPE_FLOAT:
-            return float(str(np.float32(value)))  # 0.1, not 0.10000000149011612
-    return value
 
 
 def parse_config_json(text: str) -> mc.ModelConfig:

@@ -242,15 +242,16 @@ class ModelRepository:
         nor unloaded as asked (triton.md J2). Cheap: looks at no file."""
         rows = self._lifecycle.unready()
         named = {row.name for row in rows}
-        refused = sorted(self._not_loadable.items())
-        return rows + [
-            IndexEntry(name, "", ModelState.UNAVAILABLE, reason) for name, reason in refused if name not in named
-        ]
+        return rows + [row for row in self._refused() if row.name not in named]
 
     def states(self) -> list[IndexEntry]:
-        """Every version that is loaded, loading, unloading or failed, by name. Cheap: looks at no file."""
+        """The lines of the index for what was loaded, or should be. Cheap: looks at no file."""
         rows = self._lifecycle.rows()
-        return [row for name in sorted(rows) for row in rows[name]]
+        return sorted(
+            [row for lines in rows.values() for row in lines]
+            + [row for row in self._refused() if not rows.get(row.name)],
+            key=lambda row: (row.name, int(row.version or 0)),
+        )
 
     def state(self, name: str, version: int) -> VersionState | None:
         """State and reason of one version, None when it was never loaded."""
@@ -264,6 +265,13 @@ class ModelRepository:
         return self._lifecycle.close(timeout)
 
     # -- helpers
+
+    def _refused(self) -> list[IndexEntry]:
+        """The lines of models that should be loaded and cannot even be tried."""
+        return [
+            IndexEntry(name, "", ModelState.UNAVAILABLE, reason)
+            for name, reason in sorted(self._not_loadable.copy().items())
+        ]
 
     def _scan(self) -> Scan:
         return scan(self._options.paths, self._sources)

@@ -37,14 +37,14 @@ def parse_load_parameters(parameters: Mapping[str, RepositoryParameter]) -> Over
     for name, value in parameters.items():
         if name == "config":
             if not isinstance(value, str):
-                raise invalid("Config parameter 'config' must have string type for its value")
+                raise invalid("invalid value type for load parameter 'config', expected string_param.")
             text = value
         elif name.startswith(FILE_PREFIX):
             if not isinstance(value, bytes):
-                raise invalid(f"File parameter {quoted(name)} must have bytes type for its value")
+                raise invalid(f"invalid value type for load parameter {quoted(name)}, expected bytes_param.")
             files[_relative_path(name)] = value
         else:
-            raise invalid(f"Unrecognized load parameter {quoted(name)} with type '{_type_name(value)}'")
+            raise invalid(f"unrecognized load parameter {quoted(name)}.")
     if text is None:
         if files:
             raise invalid("Load parameter 'config' must be specified for model file override")
@@ -66,11 +66,6 @@ def _relative_path(parameter: str) -> str:
     if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES:
         raise invalid(f"Invalid file parameter '{parameter[:40]}...': the path is longer than a file system takes")
     return str(path)
-
-
-def _type_name(value: RepositoryParameter) -> str:
-    """Triton's names (core: TRITONSERVER_ParameterTypeString)."""
-    return {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}[type(value)]
 
 
 class Workspace:

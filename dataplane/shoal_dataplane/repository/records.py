@@ -10,27 +10,18 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from shoal_dataplane.core.errors import Code, ServingError
+from shoal_dataplane.execution.source import VersionSource
 from shoal_dataplane.repository.override import Override, Workspace
-from shoal_dataplane.repository.types import IndexEntry, ModelState, Servable, VersionSource
+from shoal_dataplane.repository.types import IndexEntry, ModelState, Servable
 
 UNLOADED: Final = "unloaded"
 """The reason of a version that was unloaded as asked (triton.md A7)."""
 
-_CODE_NAMES = {  # as Triton's Status prints them
-    Code.CANCELLED: "Cancelled",
-    Code.UNKNOWN: "Unknown",
-    Code.INVALID_ARGUMENT: "Invalid argument",
-    Code.NOT_FOUND: "Not found",
-    Code.ALREADY_EXISTS: "Already exists",
-    Code.UNIMPLEMENTED: "Unsupported",
-    Code.INTERNAL: "Internal",
-    Code.UNAVAILABLE: "Unavailable",
-}
-
 
 def describe(error: ServingError) -> str:
-    """An error as the reason of a state: "Internal: boom"."""
-    return f"{_CODE_NAMES.get(error.code, error.code.name.capitalize())}: {error.message}"
+    """An error as the reason of a state, as Triton's Status prints it: "Invalid argument: ...", "Unsupported: ..."."""
+    word = "Unsupported" if error.code is Code.UNIMPLEMENTED else error.code.name.replace("_", " ").capitalize()
+    return f"{word}: {error.message}"
 
 
 class LoadEvent(NamedTuple):

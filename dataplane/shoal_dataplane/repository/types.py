@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.core.request import Target
+from shoal_dataplane.execution.source import VersionSource
 
 RepositoryParameter = bool | int | str | bytes
 
@@ -31,18 +29,6 @@ class IndexEntry(NamedTuple):
     version: str
     state: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSource:
-    """One version to load: the completed configuration (each version has its own) and where its files are."""
-
-    name: str
-    version: int
-    model_dir: Path
-    version_dir: Path
-    config: mc.ModelConfig
-    labels: Mapping[str, tuple[str, ...]]
 
 
 class Servable(Target, Protocol):

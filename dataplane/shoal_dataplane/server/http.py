@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from shoal_dataplane.core.errors import ServingError, unavailable
 from shoal_dataplane.options import HttpOptions, MetricsOptions
 from shoal_dataplane.server.http_context import HttpContext, compile_pattern
 from shoal_dataplane.server.http_dispatch import Dispatcher
@@ -34,14 +33,15 @@ _CLOSE_SECONDS: Final = 1.0
 
 
 def bind(address: str, port: int, reuse_port: bool, flag: str) -> socket.socket:
-    """Return a listening socket. Raises ServingError(UNAVAILABLE) that names the address, the port and the flag that sets it."""
+    """Return a listening socket. Raises OSError that names the address, the port and the flag that sets it."""
     if not 0 <= port <= 65535:  # getaddrinfo would wrap it
-        raise unavailable(f"cannot listen on '{address}:{port}' ({flag}): a port is a number from 0 to 65535")
+        raise OSError(f"cannot listen on '{address}:{port}' ({flag}): a port is a number from 0 to 65535")
     try:
         found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise unavailable(f"cannot listen on '{address}:{port}' ({flag}): {error}") from None
-    family, kind, protocol, _, where = found[0]
+        raise OSError(f"cannot listen on '{address}:{port}' ({flag}): {error.strerror or error}") from None
+    # A name such as localhost may have both: the older one reaches more clients.
+    family, kind, protocol, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,8 +53,8 @@ def bind(address: str, port: int, reuse_port: bool, flag: str) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise unavailable(f"Socket '{address}:{port}' already in use: choose another port with {flag}") from None
-        raise unavailable(f"cannot listen on '{address}:{port}' ({flag}): {error.strerror or error}") from None
+            raise OSError(f"Socket '{address}:{port}' already in use: choose another port with {flag}") from None
+        raise OSError(f"cannot listen on '{address}:{port}' ({flag}): {error.strerror or error}") from None
     return listener
 
 
@@ -131,14 +131,14 @@ class HttpDoor:
         return len(port.dispatcher.in_flight) if port is not None else 0
 
     def start(self) -> None:
-        """Bind the enabled ports and serve. Raises ServingError(UNAVAILABLE) when a port cannot be bound; then none is."""
+        """Bind the enabled ports and serve. Raises OSError that names the port when one cannot be bound; then none is."""
         http, metrics = self._options, self._metrics
         try:
             if http.enabled:
                 self._listeners["http"] = bind(http.address, http.port, http.reuse_port, "--http-port")
             if metrics.enabled:
                 self._listeners["metrics"] = bind(metrics.address, metrics.port, False, "--metrics-port")
-        except ServingError:
+        except OSError:
             self._close_listeners()
             raise
         self._ports = {name: listener.getsockname()[1] for name, listener in self._listeners.items()}

@@ -11,7 +11,7 @@ from shoal_dataplane.core.request import InferRequest, ReplyHandle
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.server.http_context import HttpContext
 from shoal_dataplane.server.http_infer import ask
-from shoal_dataplane.server.http_io import decode_body, read_body, run_in
+from shoal_dataplane.server.http_io import decode_body, read_body, run_in, work_size
 from shoal_dataplane.server.http_protocol import SERVER, json_response
 from shoal_dataplane.server.http_reply import SingleReply, StreamReply
 
@@ -81,8 +81,7 @@ async def _event(context: HttpContext, request: InferRequest, response: InferRes
 
 
 async def _encode(context: HttpContext, request: InferRequest, response: InferResponse) -> bytes:
-    size = sum(tensor.nbytes() for tensor in response.outputs)
-    return await run_in(context.workers, size, encode_generate, request, response)
+    return await run_in(context.workers, work_size(response.outputs), encode_generate, request, response)
 
 
 async def _read(

@@ -9,6 +9,7 @@ from aiohttp import web
 from shoal_dataplane.server.http_context import HttpContext
 from shoal_dataplane.server.http_protocol import SERVER, json_response
 from shoal_dataplane.service import Readiness
+from shoal_dataplane.telemetry.exposition import accepts_openmetrics
 
 
 def started(context: HttpContext) -> web.Response:
@@ -40,6 +41,6 @@ def _answer(word: str, state: Readiness, shown: dict[str, Any] | None = None) ->
 
 async def metrics(context: HttpContext, source: web.BaseRequest) -> web.Response:
     """The exposition, in OpenMetrics for a client that accepts it, else in Prometheus' text format."""
-    openmetrics = "application/openmetrics-text" in source.headers.get("Accept", "")
+    openmetrics = accepts_openmetrics(source.headers.get("Accept", ""))
     text, content_type = await context.loop.run_in_executor(context.workers, context.service.metrics_text, openmetrics)
     return web.Response(body=text, headers={"Content-Type": content_type, "Server": SERVER})

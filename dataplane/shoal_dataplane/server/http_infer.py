@@ -20,7 +20,7 @@ from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Buffer
 from shoal_dataplane.server.http_context import HttpContext
-from shoal_dataplane.server.http_io import decode_body, header_length, read_body, run_in, send
+from shoal_dataplane.server.http_io import decode_body, header_length, read_body, run_in, send, work_size
 from shoal_dataplane.server.http_protocol import JSON
 from shoal_dataplane.server.http_reply import SingleReply
 
@@ -39,8 +39,7 @@ async def infer(context: HttpContext, source: web.BaseRequest, model: str, versi
     response = await ask(context, request, reply)
     if reply.count > 1:
         raise unimplemented("HTTP end point doesn't support models with decoupled transaction policy")
-    size = sum(tensor.nbytes() for tensor in response.outputs)
-    encoded = await run_in(context.workers, size, _encode, request, response, document)
+    encoded = await run_in(context.workers, work_size(response.outputs), _encode, request, response, document)
     headers = {"Content-Type": JSON}
     if encoded.is_binary:
         headers = {

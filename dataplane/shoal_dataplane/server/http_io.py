@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, NoReturn, TypeVar
 
+import numpy as np
 from aiohttp import web
 
 from shoal_dataplane.codec.compression import ENCODINGS, compress, decompress
 from shoal_dataplane.core.errors import Code, invalid
-from shoal_dataplane.core.tensors import Buffer
+from shoal_dataplane.core.tensors import Buffer, Tensor
 from shoal_dataplane.server.http_protocol import SERVER, STALL_SECONDS
 from shoal_dataplane.server.status import http_status
 
@@ -40,6 +41,11 @@ async def run_in(executor: Executor, size: int, function: Callable[..., T], *arg
     if size <= OFFLOAD_BYTES:
         return function(*arguments)
     return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+
+
+def work_size(tensors: Sequence[Tensor]) -> int:
+    """About how many bytes it takes to encode these, found without encoding them."""
+    return sum(t.data.nbytes if isinstance(t.data, np.ndarray) else len(t.data) for t in tensors)
 
 
 async def read_body(request: web.BaseRequest, limit: int) -> Buffer:

@@ -1,7 +1,6 @@
 """Small PyTorch modules, and how they become model files."""
 
-from __future__ import annotations
-
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,10 @@ def export(
 ) -> Path:
     """Write an exported program; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    program = torch.export.export(module.eval(), example, keywords, dynamic_shapes=shapes)
-    torch.export.save(program.run_decompositions() if decomposed else program, folder / "model.pt2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about its own code
+        program = torch.export.export(module.eval(), example, keywords, dynamic_shapes=shapes)
+        torch.export.save(program.run_decompositions() if decomposed else program, folder / "model.pt2")
     return folder
 
 

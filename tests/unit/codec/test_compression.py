@@ -43,7 +43,7 @@ def test_a_bomb_is_refused_without_being_unpacked(encoding: str) -> None:
     try:
         with pytest.raises(
             ServingError,
-            match="Decompressed data size exceeds the maximum allowed value of 1048576 bytes. Use --http-max-input-size",
+            match=r"Decompressed data size exceeds the maximum allowed value of 1048576 bytes\. Use --http-max-input-size",
         ):
             decompress(encoding, bomb, LIMIT)
         assert tracemalloc.get_traced_memory()[1] < 8 * LIMIT
@@ -84,10 +84,12 @@ def test_another_encoding_is_not_supported() -> None:
 
 @given(st.sampled_from(["gzip", "deflate"]), st.binary(max_size=100))
 def test_any_bytes_give_bytes_or_a_serving_error(encoding: str, data: bytes) -> None:
+    code = Code.OK
     try:
         decompress(encoding, data, 1000)
     except ServingError as error:
-        assert error.code is Code.INVALID_ARGUMENT
+        code = error.code
+    assert code in (Code.OK, Code.INVALID_ARGUMENT)
 
 
 @pytest.mark.parametrize(

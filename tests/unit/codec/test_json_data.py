@@ -57,12 +57,8 @@ def test_every_tensor_survives_the_way_through_json(data: st.DataObject) -> None
 @given(st.lists(st.text()))
 def test_every_string_survives_the_way_through_json(strings: list[str]) -> None:
     array = np.empty(len(strings), dtype=object)
-    array[:] = [text.encode("utf-8", "surrogatepass") for text in strings]
-    try:
-        text = shown(Tensor("OUT", "BYTES", array.shape, array))
-    except ServingError as error:
-        assert "not UTF-8" in error.message
-        return
+    array[:] = [text.encode() for text in strings]
+    text = shown(Tensor("OUT", "BYTES", array.shape, array))
     assert decode("BYTES", text, len(strings)).tolist() == array.tolist()
 
 
@@ -196,7 +192,7 @@ def test_half_floats_have_no_json(datatype: str) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_cannot_express_is_refused_and_not_turned_into_null(value: float) -> None:
-    with pytest.raises(ServingError, match="element 2 of output 'OUT' is .*, which JSON cannot express") as caught:
+    with pytest.raises(ServingError, match=r"element 2 of output 'OUT' is .*, which JSON cannot express") as caught:
         encode_data(Tensor("OUT", "FP32", (2, 2), np.array([[1, 2], [value, 3]], np.float32)))
     assert caught.value.code is Code.INVALID_ARGUMENT
 
@@ -213,12 +209,13 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_place() -> None:
 )
 def test_any_json_value_gives_a_tensor_or_a_serving_error(datatype: str, value: object) -> None:
     text = json.dumps(value, allow_nan=False) if not _has_nan(value) else "null"
+    code, dtype = Code.OK, BY_WIRE[datatype].numpy
     try:
-        array = decode(datatype, text)
+        dtype = decode(datatype, text).dtype
     except ServingError as error:
-        assert error.code is Code.INVALID_ARGUMENT
-    else:
-        assert array.dtype == BY_WIRE[datatype].numpy
+        code = error.code
+    assert code in (Code.OK, Code.INVALID_ARGUMENT)
+    assert dtype == BY_WIRE[datatype].numpy
 
 
 def _has_nan(value: object) -> bool:

@@ -13,12 +13,13 @@ from shoal_dataplane.backends.base import Backend, Instance, InstanceSpec, Model
 from shoal_dataplane.core.errors import ServingError, invalid
 from shoal_dataplane.core.model_spec import ModelSpec, compile_spec
 from shoal_dataplane.core.request import InferRequest
+from shoal_dataplane.execution.source import VersionSource
 from shoal_dataplane.options import ControlMode, RepositoryOptions
 from shoal_dataplane.repository.layout import ModelLocation
 from shoal_dataplane.repository.lifecycle import Listener
 from shoal_dataplane.repository.manager import ModelRepository
 from shoal_dataplane.repository.records import LoadEvent, Operation
-from shoal_dataplane.repository.types import ModelState, Servable, VersionSource
+from shoal_dataplane.repository.types import ModelState, Servable
 
 PATIENCE = 20.0
 """Seconds after which a test that waits for an event fails; never reached when the code is right."""
@@ -68,6 +69,7 @@ class FakeServable:
         self.idle.set()
         self.draining = threading.Event()
         self.drained = False
+        self.closing = threading.Event()
         self.closes = 0
         self.close_gate: threading.Event | None = None
         self.fails = ""  # "drain" or "close"
@@ -90,6 +92,7 @@ class FakeServable:
         return self.drained
 
     def close(self) -> None:
+        self.closing.set()
         if self.close_gate is not None:
             self.close_gate.wait()
         self.closes += 1
@@ -282,6 +285,11 @@ class Bench:
 
         lifecycle.submit = submit_and_count  # type: ignore[method-assign]
         return repository
+
+    def came(self, name: str) -> int:
+        """How many operations on a model have come."""
+        with self._came:
+            return self._operations[name]
 
     def wait_came(self, name: str, count: int) -> None:
         """Wait until `count` operations on a model have come, each of which has its turn by then."""

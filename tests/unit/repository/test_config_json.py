@@ -1,9 +1,9 @@
-"""The JSON form of a configuration is Triton's, out and in."""
+"""A configuration as JSON is read as Triton reads it."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
 
 import pytest
 from google.protobuf import json_format
@@ -12,66 +12,23 @@ from hypothesis import strategies as st
 
 from shoal_api.protocol import POOL
 from shoal_api.protocol import model_config_pb2 as mc
+from shoal_dataplane.codec.proto_json import to_json
 from shoal_dataplane.core.errors import Code, ServingError
-from shoal_dataplane.repository.config_json import config_to_json, parse_config_json
-from shoal_dataplane.repository.config_pbtxt import parse_config
-from shoal_dataplane.repository.normalize import normalize
+from shoal_dataplane.repository.config_json import parse_config_json
 from tests.unit.repository.fakes import refusal
 from tests.unit.repository.messages import configs
-
-# What Triton 2.51 answered to GET /v2/models/{m}/config for these configurations.
-TRITON_MINI = (
-    '{"name":"mini","platform":"","backend":"python","runtime":"","version_policy":{"latest":{"num_versions":1}},"max_batch_size":0,'
-    '"input":[{"name":"IN","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[4],"is_shape_tensor":false,"allow_ragged_batch":false,'
-    '"optional":false,"is_non_linear_format_io":false}],"output":[{"name":"OUT","data_type":"TYPE_FP32","dims":[4],"label_filename":"",'
-    '"is_shape_tensor":false,"is_non_linear_format_io":false}],"batch_input":[],"batch_output":[],"optimization":{"priority":'
-    '"PRIORITY_DEFAULT","input_pinned_memory":{"enable":true},"output_pinned_memory":{"enable":true},"gather_kernel_buffer_threshold":0,'
-    '"eager_batching":false},"instance_group":[{"name":"mini","kind":"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],'
-    '"passive":false,"host_policy":""}],"default_model_filename":"model.py","cc_model_filenames":{},"metric_tags":{},"parameters":{},'
-    '"model_warmup":[]}'
-)
-TRITON_DYNAMIC = (
-    '{"preferred_batch_size":[8],"max_queue_delay_microseconds":100,"preserve_ordering":false,"priority_levels":0,'
-    '"default_priority_level":0,"priority_queue_policy":{}}'
-)
-TRITON_INSTANCES = (
-    '[{"name":"mini_0","kind":"KIND_CPU","count":2,"gpus":[],"secondary_devices":[],"profile":[],"passive":false,"host_policy":""},'
-    '{"name":"other","kind":"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],"passive":false,"host_policy":""}]'
-)
-MINI = """
-name: "mini" backend: "python" default_model_filename: "model.py"
-input [ { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] } ]
-"""
-
-
-def normalized(text: str) -> dict[str, Any]:
-    config = parse_config(text)
-    normalize(config, gpus=0)
-    return config_to_json(config)
-
-
-def test_a_minimal_configuration_reads_as_in_triton_in_its_order() -> None:
-    assert json.dumps(normalized(MINI), separators=(",", ":")) == TRITON_MINI
-
-
-def test_schedulers_and_instances_read_as_in_triton() -> None:
-    shown = normalized(
-        MINI
-        + "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100 }"
-        + 'instance_group [ { kind: KIND_CPU count: 2 }, { name: "other" kind: KIND_CPU count: 1 } ]'
-        + 'parameters { key: "foo" value { string_value: "bar" } } response_cache { enable: false }'
-    )
-    assert json.dumps(shown["dynamic_batching"], separators=(",", ":")) == TRITON_DYNAMIC
-    assert json.dumps(shown["instance_group"], separators=(",", ":")) == TRITON_INSTANCES
-    assert shown["parameters"] == {"foo": {"string_value": "bar"}}
-    assert shown["response_cache"] == {"enable": False}
 
 
 @settings(max_examples=60, deadline=None)
 @given(configs())
-def test_what_is_shown_can_be_loaded_again(config: mc.ModelConfig) -> None:
-    assert parse_config_json(json.dumps(config_to_json(config))) == config
+def test_what_the_config_endpoint_shows_can_be_loaded(config: mc.ModelConfig) -> None:
+    assert parse_config_json(json.dumps(to_json(config))) == config
+
+
+def test_numbers_that_json_does_not_have_are_read_in_protobufs_spelling() -> None:
+    buckets = {"metric_control": [{"histogram_options": {"buckets": [0.1, "Infinity", "-Infinity"]}}]}
+    config = parse_config_json(json.dumps({"model_metrics": buckets}))
+    assert list(config.model_metrics.metric_control[0].histogram_options.buckets) == [0.1, math.inf, -math.inf]
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,25 +36,6 @@ def test_what_is_shown_can_be_loaded_again(config: mc.ModelConfig) -> None:
 def test_protobufs_own_json_can_be_loaded(config: mc.ModelConfig, snake: bool) -> None:
     text = json_format.MessageToJson(config, preserving_proto_field_name=snake, descriptor_pool=POOL)
     assert parse_config_json(text) == config
-
-
-def test_numbers_stay_what_they_are_in_json() -> None:
-    config = mc.ModelConfig()
-    config.sequence_batching.direct.minimum_slot_utilization = 0.1
-    config.model_metrics.metric_control.add().histogram_options.buckets.extend(
-        [0.1, float("inf"), float("-inf"), float("nan")]
-    )
-    config.version_policy.specific.versions.append(1 << 60)
-    shown = config_to_json(config)
-    assert shown["sequence_batching"]["direct"]["minimum_slot_utilization"] == 0.1
-    assert shown["model_metrics"]["metric_control"][0]["histogram_options"]["buckets"] == [
-        0.1,
-        "Infinity",
-        "-Infinity",
-        "NaN",
-    ]
-    assert shown["version_policy"]["specific"]["versions"] == [1 << 60]
-    assert json.loads(json.dumps(shown, allow_nan=False))
 
 
 def test_both_spellings_enums_in_any_case_and_numbers_as_strings() -> None:

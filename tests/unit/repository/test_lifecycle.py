@@ -458,6 +458,18 @@ class TestClose:
         assert repository.wait_initial(PATIENCE)
         assert "shutting down" in repository.initial_failures()[0].reason
 
+    def test_a_version_that_is_being_freed_is_shown_as_such(self, bench: Bench, repository: ModelRepository) -> None:
+        bench.model("m")
+        repository.load("m")
+        servable = bench.factory.last("m")
+        servable.close_gate = threading.Event()
+        close, _ = in_thread(lambda: repository.close(PATIENCE))
+        assert servable.closing.wait(PATIENCE)
+        assert repository.state("m", 1) == (UNLOADING, "")
+        servable.close_gate.set()
+        join(close)
+        assert repository.state("m", 1) == (UNAVAILABLE, "unloaded")
+
     def test_files_of_an_override_are_gone(self, bench: Bench, repository: ModelRepository) -> None:
         repository.load("m", {"config": config_json(), "file:1/model.txt": b"x"})
         workspace = bench.factory.last("m").source.model_dir

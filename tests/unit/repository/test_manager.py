@@ -402,6 +402,19 @@ class TestPoll:
         bench.events.wait("b", UNAVAILABLE)
         bench.factory.release("a")
 
+    def test_a_model_that_changes_faster_than_it_loads_waits_once(self, bench: Bench) -> None:
+        folder = bench.model("a")
+        bench.started(POLL, poll_seconds=3600.0)
+        bench.factory.hold("a")
+        for content in ("1", "2", "3", "4"):
+            bench.version(folder, 1, content)
+            self.polled(bench)
+            bench.factory.wait_begun("a")
+        assert bench.came("a") == 3  # the first load, the one that is held, and one for all that came since
+        bench.factory.release("a")
+        bench.events.wait("a", READY, times=3)
+        assert bench.publisher.serving("a") == {1: "4"}
+
     def test_the_loop_polls_by_itself(self, bench: Bench) -> None:
         bench.started(POLL, poll_seconds=0.01)
         bench.model("a")
@@ -415,6 +428,15 @@ class TestPoll:
         bench.events.wait("a", READY)
         ticking.set()
         join(thread)
+
+
+class TestStates:
+    def test_they_are_the_index_without_what_was_never_to_be_loaded(self, bench: Bench) -> None:
+        bench.model("a", 2, 10, config=CONFIG + "version_policy { all { } }")
+        bench.model("b")
+        repository = bench.started(EXPLICIT, load_models=("a", "nowhere"))
+        assert repository.states() == [row for row in repository.index() if row.name != "b"]
+        assert [(row.name, row.version) for row in repository.states()] == [("a", "2"), ("a", "10"), ("nowhere", "")]
 
 
 class TestReadiness:

@@ -31,13 +31,13 @@ def test_a_configuration_and_files() -> None:
 @pytest.mark.parametrize(
     ("parameters", "problem"),
     [
-        ({"config": b"{}"}, "Config parameter 'config' must have string type for its value"),
-        ({"file:1/m": "x"}, "File parameter 'file:1/m' must have bytes type for its value"),
+        ({"config": b"{}"}, "invalid value type for load parameter 'config', expected string_param."),
+        ({"file:1/m": "x"}, "invalid value type for load parameter 'file:1/m', expected bytes_param."),
         ({"file:1/m": b"x"}, "Load parameter 'config' must be specified for model file override"),
-        ({"other": "x"}, "Unrecognized load parameter 'other' with type 'STRING'"),
-        ({"other": True}, "Unrecognized load parameter 'other' with type 'BOOL'"),
-        ({"other": 3}, "Unrecognized load parameter 'other' with type 'INT'"),
-        ({"other": b""}, "Unrecognized load parameter 'other' with type 'BYTES'"),
+        ({"other": "x"}, "unrecognized load parameter 'other'."),
+        ({"other": True}, "unrecognized load parameter 'other'."),
+        ({"other": 3}, "unrecognized load parameter 'other'."),
+        ({"other": b""}, "unrecognized load parameter 'other'."),
         ({"config": "{", "file:1/m": b"x"}, "Invalid config override: Expecting property name"),
         (
             {"config": "{}", "file:../m": b""},

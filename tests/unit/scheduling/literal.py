@@ -17,7 +17,7 @@ class LiteralPolicy:
     delay: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     name: str
     rows: int
@@ -57,6 +57,7 @@ class LiteralBatcher:
         self.expired: list[str] = []
         self.pending: list[Waiting] = []
         self.cursor_valid = False
+        self.looked_at = 0
 
     def enqueue(
         self, name: str, rows: int, key: object, priority: int, timeout_ns: int, deadline: int | None, now: int
@@ -132,8 +133,6 @@ class LiteralBatcher:
         self.cursor_valid = True
         changes = [t for each in self.pending if (t := each.next_change(now)) is not None]
         return None, min([now + self.delay_ns - age, *changes])
-
-    looked_at: int = 0
 
     def run(self, count: int) -> list[str]:
         taken = self.pending[:count]

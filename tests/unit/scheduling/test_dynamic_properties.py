@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.scheduling.dynamic import DynamicScheduler
 from shoal_dataplane.scheduling.policy import PriorityLevels, QueuePolicy
-
 from tests.unit.scheduling.literal import LiteralBatcher, LiteralPolicy
 from tests.unit.scheduling.support import US, request
 
@@ -135,8 +134,8 @@ steps: st.SearchStrategy[list[Step]] = st.lists(
     st.lists(arrivals, min_size=1, max_size=6)
     | st.lists(arrivals, min_size=1, max_size=6).map(lambda group: [step for each in group for step in (each, Look())])
     | st.lists(single_steps, min_size=1, max_size=3),
-    min_size=10,
-    max_size=30,
+    min_size=8,
+    max_size=20,
 ).map(lambda groups: [step for group in groups for step in group])
 
 
@@ -244,7 +243,7 @@ class History:
         assert self.scheduler.next_batch(self.now) == (None, None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(setup=setups(), steps=steps)
 def test_every_decision_is_that_of_the_literal_rule(setup: Setup, steps: list[Step]) -> None:
     literal, history = setup.literal(), History(setup, setup.scheduler())
@@ -268,7 +267,7 @@ def test_every_decision_is_that_of_the_literal_rule(setup: Setup, steps: list[St
             assert history.log[-1] == (wake if names is None else names)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(setup=setups(), steps=steps)
 def test_every_request_runs_or_is_answered_once_and_in_order(setup: Setup, steps: list[Step]) -> None:
     history = History(setup, setup.scheduler())
@@ -277,7 +276,7 @@ def test_every_request_runs_or_is_answered_once_and_in_order(setup: Setup, steps
     history.finish()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(setup=setups(), steps=steps)
 def test_a_queue_without_levels_decides_as_one_with_a_single_level(setup: Setup, steps: list[Step]) -> None:
     policy = compiled(setup.default_policy)

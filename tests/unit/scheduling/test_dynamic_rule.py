@@ -8,7 +8,6 @@ from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.core.errors import Code, ServingError
 from shoal_dataplane.scheduling.base import Cut, Decision
 from shoal_dataplane.scheduling.dynamic import DynamicScheduler, dynamic_from_config
-
 from tests.unit.scheduling.support import MS, US, batch, ids, queue, request, sizes
 
 D = 100 * US

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -65,3 +68,22 @@ def split(answer: Answer) -> tuple[Any, bytes]:
     """The JSON of an answer, and the binary data behind it."""
     at = int(answer.headers.get("Inference-Header-Content-Length", len(answer.body)))
     return json.loads(answer.body[:at]), answer.body[at:]
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Look again and again until `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.001)
+
+
+def is_closed(port: int) -> bool:
+    """Does nobody listen on this port?"""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it closes just now
+        pass
+    return False

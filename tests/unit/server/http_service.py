@@ -89,6 +89,10 @@ class FakeService:
     def add(self, spec: ModelSpec, answer: Answer | None = echo) -> None:
         self.table.publish(spec.name, {1: FakeTarget(self, spec, answer)})
 
+    def set_answer(self, name: str, answer: Answer) -> None:
+        """Give a model another answer."""
+        self.add(self.spec(name, ""), answer)
+
     def release(self) -> None:
         """Answer all held requests."""
 
@@ -168,6 +172,9 @@ class FakeService:
             response.model_stats.add(name=each, version="1", inference_count=2**40)
         return response
 
+    def model_states(self) -> list[IndexEntry]:
+        return [IndexEntry(name, "1", "READY", "") for name in self.table.models()]
+
     def repository_index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
         if repository:
             raise unimplemented("'repository_name' specification is not supported")
@@ -238,6 +245,5 @@ def add_models(service: FakeService) -> None:
         ("once", numbers(1)),
         ("thrice", numbers(3)),
         ("broken", fail),
-        ("flood", numbers(5000)),
     ):
         service.add(model_spec(name, *count), answer)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from typing import Any
 
 import aiohttp
 import pytest
 
+from shoal_dataplane.core.request import InferRequest
+from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.server import http_reply
 from shoal_dataplane.server.http import HttpDoor
 from tests.unit.server.conftest import OpenDoor
 from tests.unit.server.http_client import Answer, ask
-from tests.unit.server.http_service import FakeService
+from tests.unit.server.http_service import FakeService, numbers
 
 
 def generate(
@@ -96,7 +99,6 @@ def test_a_late_error_is_an_event(http_door: HttpDoor) -> None:
 
 
 def test_an_output_json_cannot_hold_is_an_event(http_door: HttpDoor, http_service: FakeService) -> None:
-    http_service.table.resolve("text", "").spec.outputs  # noqa: B018 - the model is there
     answer = ask(http_door.port, "POST", "/v2/models/text/generate_stream", b'{"IN":"\\u0000"}')
     assert events(answer)[0]["OUT"] == "\0"
 
@@ -116,15 +118,19 @@ def test_a_stream_over_http_1_0_ends_with_the_connection(http_door: HttpDoor) ->
 
 
 async def test_events_come_as_they_are_made(http_door: HttpDoor, http_service: FakeService) -> None:
-    held: list[Any] = []
-    http_service.table.resolve("once", "").answer = lambda request: held.append(request) or []  # type: ignore[attr-defined, func-returns-value]
-    from tests.unit.server.http_service import numbers  # the model's answers, given one by one below
+    held: list[InferRequest] = []
+    arrived = threading.Semaphore(0)
 
+    def hold(request: InferRequest) -> list[InferResponse]:
+        held.append(request)
+        arrived.release()
+        return []
+
+    http_service.set_answer("once", hold)
     async with aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{http_door.port}/v2/models/once/generate_stream"
         pending = asyncio.ensure_future(session.post(url, json={"N": 1}))
-        while not held:
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(arrived.acquire, timeout=10)
         request = held[0]
         first, last = list(numbers(1)(request))
         http_service.loop.post(lambda: request.handle.respond(request, first))
@@ -136,9 +142,7 @@ async def test_events_come_as_they_are_made(http_door: HttpDoor, http_service: F
 
 
 async def test_leaving_a_stream_cancels_it(http_door: HttpDoor, http_service: FakeService) -> None:
-    from tests.unit.server.http_service import numbers
-
-    http_service.table.resolve("once", "").answer = lambda request: list(numbers(1)(request))[:1]  # type: ignore[attr-defined]
+    http_service.set_answer("once", lambda request: list(numbers(1)(request))[:1])
     async with aiohttp.ClientSession() as session:
         response = await session.post(
             f"http://127.0.0.1:{http_door.port}/v2/models/once/generate_stream", json={"N": 1}
@@ -154,16 +158,13 @@ def test_a_reader_that_is_too_slow_is_cut_off_and_its_request_cancelled(
 ) -> None:
     monkeypatch.setattr(http_reply, "MAX_PENDING", 64)
     body = b'{"N":1}'
-    flood = http_service.table.resolve("flood", "")
-    original = flood.answer  # type: ignore[attr-defined]
-    flood.answer = lambda request: list(original(request))[:-1]  # type: ignore[attr-defined]  # it never ends
+    http_service.set_answer("once", lambda request: list(numbers(5000)(request))[:-1])  # it never ends
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(10)
         client.connect(("127.0.0.1", http_door.port))
         client.sendall(
-            b"POST /v2/models/flood/generate_stream HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
-            + body
+            b"POST /v2/models/once/generate_stream HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
         assert http_service.gone.acquire(timeout=10)
     assert http_service.cancelled == http_service.submitted

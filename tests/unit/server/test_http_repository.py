@@ -36,7 +36,7 @@ def test_the_index_leaves_out_what_is_empty(http_door: HttpDoor) -> None:
         ("models/m/load", {"parameters": {"file:1/m": "é"}}, 400, "Unable to decode the base64"),
         ("models/broken/load", None, 400, "load failed for model 'broken'"),
         ("models/locked/unload", None, 503, "explicit model load / unload is not allowed"),
-        ("models/m/unload", {"parameters": {"unload_dependents": 1}}, 400, "Unable to parse 'unload_dependents': expected true or false, got 1"),
+        ("models/m/unload", {"parameters": {"unload_dependents": 1}}, 400, "'unload_dependents': expected true or false, got 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_refused(http_door: HttpDoor, path: str, body: Any, status: int, said: str) -> None:

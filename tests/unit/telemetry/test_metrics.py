@@ -110,7 +110,7 @@ def test_counters_say_what_was_counted() -> None:
     assert server.value("shoal_batch_size_bucket", **IDENT, le="4.0") == 2
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(list(Reason))))
 def test_every_failure_is_in_triton_s_counter_and_in_ours(failures: list[Reason]) -> None:
     version = Version()
@@ -171,7 +171,7 @@ def test_labels_stand_in_alphabetical_order_as_triton_s_do() -> None:
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_a_model_of_any_name_does_not_break_the_scrape(openmetrics: bool, name: str) -> None:
     samples = Server(Version(name)).samples(openmetrics)
@@ -256,7 +256,7 @@ def test_a_scrape_while_requests_are_counted_is_consistent() -> None:
     thread.start()
     try:
         last = 0.0
-        for _ in range(30):
+        for _ in range(15):
             samples = server.samples(openmetrics=True)
             for name in ("shoal_request_seconds", "shoal_queue_seconds", "shoal_compute_seconds", "shoal_batch_size"):
                 rows = samples[f"{name}_bucket"]

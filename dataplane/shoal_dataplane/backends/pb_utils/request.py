@@ -123,11 +123,6 @@ class InferenceResponse:
         return to_json(self._parameters)
 
 
-def plain_parameters(response: InferenceResponse) -> dict[str, Parameter]:
-    """A response's parameters as values."""
-    return response._parameters
-
-
 class InferenceRequest:
     """A request: one that the server gives to `execute`, or one that a model makes to ask another model (BLS).
 
