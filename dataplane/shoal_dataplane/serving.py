@@ -157,7 +157,8 @@ class Serving:
     def model_metadata(self, name: str, version: str) -> pb.ModelMetadataResponse:
         model = self._served(name, version)
         config = model.config
-        versions = [str(number) for number in sorted(self._table.versions(name))]
+        asked = parse_version(name, version)
+        versions = [str(number) for number in sorted(self._table.versions(name)) if asked in (-1, number)]
         message = pb.ModelMetadataResponse(name=name, versions=versions, platform=config.platform or config.backend)
         leading = [-1] if model.spec.max_batch_size else []
         for specs, field in ((model.spec.inputs, message.inputs), (model.spec.outputs, message.outputs)):

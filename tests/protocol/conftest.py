@@ -69,7 +69,9 @@ def start(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     module's tests, the last first, if it has not been."""
     servers: list[ServedProcess] = []
 
-    def begin(write: Callable[[Repository], object] | None = None, flags: Sequence[str] = EXPLICIT, **environment: str) -> ServedProcess:
+    def begin(
+        write: Callable[[Repository], object] | None = None, flags: Sequence[str] = EXPLICIT, **environment: str
+    ) -> ServedProcess:
         folder = tmp_path_factory.mktemp("server")
         repository = Repository(folder / "models")
         if write is not None:

@@ -24,12 +24,34 @@ TWO = [("IN0", "FP32", (1, 4)), ("IN1", "INT32", (1, 4))]
 
 @pytest.fixture(scope="module", autouse=True)
 def _models(deploy: Deploy) -> None:
-    deploy("b_one", inputs=[IN])
-    deploy("b_two", inputs=[Tensor("IN0"), Tensor("IN1", "INT32")], outputs=[Tensor("OUT0"), Tensor("OUT1", "INT32")])
-    deploy("b_optional", inputs=[IN, Tensor("IN1", "FP32", (4,), "optional: true")], outputs=[Tensor("OUT"), Tensor("OUT1")])
-    deploy("b_plain", inputs=[Tensor("IN", "FP32", (2, -1))], outputs=[Tensor("OUT", "FP32", (2, -1))], max_batch_size=0)
-    deploy("b_text", inputs=[Tensor("IN", "BYTES", (-1,))], outputs=[Tensor("OUT", "BYTES", (-1,))])
-    deploy("b_small", inputs=[Tensor("IN", "UINT8", (-1,))], outputs=[Tensor("OUT", "UINT8", (-1,))], max_batch_size=0)
+    deploy("b_one", inputs=[IN], execution="thread")
+    deploy(
+        "b_two",
+        inputs=[Tensor("IN0"), Tensor("IN1", "INT32")],
+        outputs=[Tensor("OUT0"), Tensor("OUT1", "INT32")],
+        execution="thread",
+    )
+    deploy(
+        "b_optional",
+        inputs=[IN, Tensor("IN1", "FP32", (4,), "optional: true")],
+        outputs=[Tensor("OUT"), Tensor("OUT1")],
+        execution="thread",
+    )
+    deploy(
+        "b_plain",
+        inputs=[Tensor("IN", "FP32", (2, -1))],
+        outputs=[Tensor("OUT", "FP32", (2, -1))],
+        max_batch_size=0,
+        execution="thread",
+    )
+    deploy("b_text", inputs=[Tensor("IN", "BYTES", (-1,))], outputs=[Tensor("OUT", "BYTES", (-1,))], execution="thread")
+    deploy(
+        "b_small",
+        inputs=[Tensor("IN", "UINT8", (-1,))],
+        outputs=[Tensor("OUT", "UINT8", (-1,))],
+        max_batch_size=0,
+        execution="thread",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +62,10 @@ def _still_serves(server: Server) -> Iterator[None]:
 
 
 REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
-    "unknown input": (odd_request("b_one", [("XX", "FP32", (1, 4))], [F16]), r"unexpected inference input 'XX' for model 'b_one'"),
+    "unknown input": (
+        odd_request("b_one", [("XX", "FP32", (1, 4))], [F16]),
+        r"unexpected inference input 'XX' for model 'b_one'",
+    ),
     "one input missing": (
         odd_request("b_two", TWO[:1], [F16]),
         r"expected 2 inputs but got 1 inputs for model 'b_two'. Got input\(s\) \['IN0'\], but missing required input\(s\) \['IN1'\]",
@@ -53,7 +78,10 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
         odd_request("b_optional", []),
         r"between 1 and 2 .* 0 inputs for model 'b_optional'. Got input\(s\) \[\], but missing required input\(s\) \['IN'\]",
     ),
-    "the same input twice": (odd_request("b_two", [TWO[0], TWO[0]], [F16, F16]), r"input 'IN0' already exists in request"),
+    "the same input twice": (
+        odd_request("b_two", [TWO[0], TWO[0]], [F16, F16]),
+        r"input 'IN0' already exists in request",
+    ),
     "another datatype": (
         odd_request("b_one", [("IN", "INT32", (1, 4))], [F16]),
         r"inference input 'IN' data-type is 'INT32', but model 'b_one' expects 'FP32'",
@@ -70,8 +98,14 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
         odd_request("b_plain", [("IN", "FP32", (3, 2))], [bytes(24)]),
         r"unexpected shape for input 'IN' for model 'b_plain'. Expected \[2,-1\], got \[3,2\]",
     ),
-    "a dimension of -1": (odd_request("b_plain", [("IN", "FP32", (2, -1))], [F16]), r"input 'IN' for model 'b_plain'.*-1"),
-    "a batch of 0": (odd_request("b_one", [("IN", "FP32", (0, 4))], [b""]), r"(batch-size must be >= 1|Expected 16, got 0)"),
+    "a dimension of -1": (
+        odd_request("b_plain", [("IN", "FP32", (2, -1))], [F16]),
+        r"input 'IN' for model 'b_plain'.*-1",
+    ),
+    "a batch of 0": (
+        odd_request("b_one", [("IN", "FP32", (0, 4))], [b""]),
+        r"(batch-size must be >= 1|Expected 16, got 0)",
+    ),
     "unequal batches": (
         odd_request("b_two", [TWO[0], ("IN1", "INT32", (2, 4))], [F16, bytes(32)]),
         r"input 'IN[01]' batch size does not match other inputs for 'b_two'",
@@ -86,8 +120,14 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
     ),
     "too many raw bytes": (odd_request("b_one", [("IN", "FP32", (1, 4))], [bytes(17)]), r"Expected 16, got 17"),
     "no raw bytes": (odd_request("b_one", [("IN", "FP32", (1, 4))], [b""]), r"Expected 16, got 0"),
-    "too few typed values": (odd_request("b_one", [("IN", "FP32", (1, 4), {"fp32_contents": [1.0]})]), r"'IN' for model 'b_one'"),
-    "too many typed values": (odd_request("b_one", [("IN", "FP32", (1, 4), {"fp32_contents": [1.0] * 5})]), r"'IN' for model 'b_one'"),
+    "too few typed values": (
+        odd_request("b_one", [("IN", "FP32", (1, 4), {"fp32_contents": [1.0]})]),
+        r"'IN' for model 'b_one'",
+    ),
+    "too many typed values": (
+        odd_request("b_one", [("IN", "FP32", (1, 4), {"fp32_contents": [1.0] * 5})]),
+        r"'IN' for model 'b_one'",
+    ),
     "typed values of another type": (
         odd_request("b_one", [("IN", "FP32", (1, 4), {"int_contents": [1] * 4})]),
         r"unexpected .*'IN'.*for model 'b_one'",
@@ -122,7 +162,10 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
         odd_request("b_text", [("IN", "BYTES", (1, 1))], [b"\x01\x00"]),
         r"incomplete string length indicator for inference input 'IN'.*expecting 4 bytes but only 2 bytes available",
     ),
-    "an unknown output": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], outputs=["ZZ"]), r"unexpected inference output 'ZZ' for model 'b_one'"),
+    "an unknown output": (
+        odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], outputs=["ZZ"]),
+        r"unexpected inference output 'ZZ' for model 'b_one'",
+    ),
     "a negative classification": (
         odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], outputs=[("OUT", {"classification": -1})]),
         r"classification",
@@ -131,9 +174,18 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
         odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], outputs=[("OUT", {"classification": "2"})]),
         r"invalid value .*for 'classification' parameter",
     ),
-    "a priority that is no number": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"priority": "1"}), r"'priority' parameter"),
-    "a negative priority": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"priority": -1}), r"'priority'"),
-    "a timeout that is no number": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"timeout": "1"}), r"'timeout' parameter"),
+    "a priority that is no number": (
+        odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"priority": "1"}),
+        r"'priority' parameter",
+    ),
+    "a negative priority": (
+        odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"priority": -1}),
+        r"'priority'",
+    ),
+    "a timeout that is no number": (
+        odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"timeout": "1"}),
+        r"'timeout' parameter",
+    ),
     "a sequence flag that is no flag": (
         odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"sequence_start": 1}),
         r"invalid value type for 'sequence_start' parameter, expected bool",
@@ -150,7 +202,10 @@ REFUSED: dict[str, tuple[pb.ModelInferRequest, str]] = {
         odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={"triton_secret": 1}),
         r"parameter keys starting with 'triton_' are reserved for Triton usage",
     ),
-    "a version that is no number": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], version="abc"), r"specified version string 'abc'"),
+    "a version that is no number": (
+        odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], version="abc"),
+        r"specified version string 'abc'",
+    ),
     "a negative version": (odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], version="-7"), r"'-7'"),
 }
 
@@ -166,7 +221,10 @@ UNKNOWN = {
     "model": (odd_request("nobody", []), r"^Request for unknown model: 'nobody' is not found$"),
     "model without a name": (odd_request("", []), r"^Request for unknown model: '' is not found$"),
     "version": (odd_request("b_one", [], version="7"), r"^Request for unknown model: 'b_one' version 7 is not found$"),
-    "version 0": (odd_request("b_one", [], version="0"), r"^Request for unknown model: 'b_one' version 0 is not found$"),
+    "version 0": (
+        odd_request("b_one", [], version="0"),
+        r"^Request for unknown model: 'b_one' version 0 is not found$",
+    ),
 }
 
 
@@ -293,7 +351,9 @@ def test_bytes_that_are_no_message_are_refused(server: Server, target: Target, c
         method(GARBAGE[case], timeout=10)
 
 
-@pytest.mark.parametrize("method", ["ServerLive", "ModelConfig", "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad"])
+@pytest.mark.parametrize(
+    "method", ["ServerLive", "ModelConfig", "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad"]
+)
 def test_bytes_that_are_no_message_are_refused_by_every_method(server: Server, method: str) -> None:
     call = server.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     with refused("INTERNAL|INVALID_ARGUMENT"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import re
 import socket
@@ -24,14 +25,20 @@ X = np.zeros((1, 4), np.float32)
 
 @pytest.fixture(scope="module", autouse=True)
 def _models(deploy: Deploy) -> None:
-    deploy("w_one", inputs=[IN])
-    deploy("w_two", inputs=[Tensor("IN0"), Tensor("IN1", "INT32")], outputs=[Tensor("OUT0"), Tensor("OUT1", "INT32")])
+    deploy("w_one", inputs=[IN], execution="thread")
+    deploy(
+        "w_two",
+        inputs=[Tensor("IN0"), Tensor("IN1", "INT32")],
+        outputs=[Tensor("OUT0"), Tensor("OUT1", "INT32")],
+        execution="thread",
+    )
     kinds = ("INT64", "UINT8", "BOOL", "BYTES", "FP16")
     deploy(
         "w_kinds",
         inputs=[Tensor(f"IN_{kind}", kind, (1,), "optional: true") for kind in kinds],
         outputs=[Tensor(f"OUT_{kind}", kind, (1,)) for kind in kinds],
         max_batch_size=0,
+        execution="thread",
     )
 
 
@@ -39,11 +46,21 @@ def _models(deploy: Deploy) -> None:
 def _still_serves(server: Server) -> Iterator[None]:
     """Nothing that a test sends may harm the next caller."""
     yield
-    assert server.post("/v2/models/w_one/infer", infer_document({"IN": X + 3})).json()["outputs"][0]["data"] == [3.0] * 4
+    assert (
+        server.post("/v2/models/w_one/infer", infer_document({"IN": X + 3})).json()["outputs"][0]["data"] == [3.0] * 4
+    )
 
 
-def tensor(name: str = "IN", datatype: str = "FP32", shape: Any = (1, 4), data: Any = (1, 2, 3, 4), **more: Any) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": list(shape), "data": list(data) if isinstance(data, tuple) else data, **more}
+def tensor(
+    name: str = "IN", datatype: str = "FP32", shape: Any = (1, 4), data: Any = (1, 2, 3, 4), **more: Any
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datatype": datatype,
+        "shape": list(shape),
+        "data": list(data) if isinstance(data, tuple) else data,
+        **more,
+    }
 
 
 def one(**more: Any) -> dict[str, Any]:
@@ -65,12 +82,24 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "another datatype": (one(datatype="INT32"), r"data-type is 'INT32', but model 'w_one' expects 'FP32'"),
     "an unknown datatype": (one(datatype="FP31"), r"invalid datatype for input IN"),
     "a wrong shape": (one(shape=(1, 5), data=[0] * 5), r"Expected \[-1,4\], got \[1,5\]"),
-    "a batch beyond the largest": (one(shape=(9, 4), data=[0] * 36), r"inference request batch-size must be <= 8 for 'w_one'"),
-    "an unknown output": ({**one(), "outputs": [{"name": "ZZ"}]}, r"unexpected inference output 'ZZ' for model 'w_one'"),
+    "a batch beyond the largest": (
+        one(shape=(9, 4), data=[0] * 36),
+        r"inference request batch-size must be <= 8 for 'w_one'",
+    ),
+    "an unknown output": (
+        {**one(), "outputs": [{"name": "ZZ"}]},
+        r"unexpected inference output 'ZZ' for model 'w_one'",
+    ),
     "the same input twice": ({"inputs": [tensor(), tensor()]}, r"input 'IN' already exists in request"),
     "no data": (without("data"), r"must set only one of .*But no field is set"),
-    "data and binary data": (one(parameters={"binary_data_size": 16}), r"must set only one of .*But set 'data' 'binary_data_size'"),
-    "a reserved parameter": ({**one(), "parameters": {"triton_x": 1}}, r"parameter keys starting with 'triton_' are reserved"),
+    "data and binary data": (
+        one(parameters={"binary_data_size": 16}),
+        r"must set only one of .*But set 'data' 'binary_data_size'",
+    ),
+    "a reserved parameter": (
+        {**one(), "parameters": {"triton_x": 1}},
+        r"parameter keys starting with 'triton_' are reserved",
+    ),
     "a parameter that is a list": ({**one(), "parameters": {"own": [1]}}, r"parameter 'own' has invalid type"),
     "a parameter that is null": ({**one(), "parameters": {"own": None}}, r"parameter 'own' has invalid type"),
 }
@@ -143,7 +172,9 @@ def test_the_same_output_twice_is_refused(server: Server) -> None:
 def test_fp16_is_for_binary_data_only(server: Server) -> None:
     reply = server.post("/v2/models/w_kinds/infer", kind("FP16", 1))
     assert reply.status == 400
-    assert reply.error.startswith("receiving FP16 data via JSON is not supported. Please use the binary data format for input IN_FP16")
+    assert reply.error.startswith(
+        "receiving FP16 data via JSON is not supported. Please use the binary data format for input IN_FP16"
+    )
     body, headers = binary_body({"IN_FP16": np.ones(1, np.float16)}, outputs=[{"name": "OUT_FP16"}])
     reply = server.post("/v2/models/w_kinds/infer", body, headers)
     assert reply.status == 400
@@ -160,11 +191,23 @@ def test_bytes_that_are_no_text_are_not_sent_as_broken_json(server: Server) -> N
 
 
 BINARY: dict[str, tuple[Any, dict[str, str], str]] = {
-    "a header longer than the body": ({}, {HEADER_LENGTH: "100000"}, r"inference header size should be in range \(0, \d+\), got: 100000"),
+    "a header longer than the body": (
+        {},
+        {HEADER_LENGTH: "100000"},
+        r"inference header size should be in range \(0, \d+\), got: 100000",
+    ),
     "a negative header": ({}, {HEADER_LENGTH: "-1"}, r"inference header size should be in range \(0, \d+\), got: -1"),
     "more bytes than the tensor says": ({"extra": b"1234"}, {}, r"unexpected additional input data for model 'w_one'"),
-    "fewer bytes than the tensor says": ({"cut": 4}, {}, r"unexpected size for input 'IN', expecting \d+ additional bytes for model 'w_one'"),
-    "a size that does not fit the shape": ({"size": 12}, {}, r"input byte size mismatch for input 'IN' for model 'w_one'. Expected 16, got 12"),
+    "fewer bytes than the tensor says": (
+        {"cut": 4},
+        {},
+        r"unexpected size for input 'IN', expecting \d+ additional bytes for model 'w_one'",
+    ),
+    "a size that does not fit the shape": (
+        {"size": 12},
+        {},
+        r"input byte size mismatch for input 'IN' for model 'w_one'. Expected 16, got 12",
+    ),
 }
 
 
@@ -233,7 +276,11 @@ def test_a_broken_compressed_body_is_refused(server: Server, target: Target, enc
 def test_deep_json_is_refused(server: Server, where: str) -> None:
     deep = "[" * 100_000 + "]" * 100_000
     head = '{"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": '
-    body = {"data": head + deep + "}]}", "document": deep, "parameters": head + '[1,2,3,4]}], "parameters": {"a": ' + deep + "}}"}[where]
+    body = {
+        "data": head + deep + "}]}",
+        "document": deep,
+        "parameters": head + '[1,2,3,4]}], "parameters": {"a": ' + deep + "}}",
+    }[where]
     reply = server.post("/v2/models/w_one/infer", body)
     assert reply.status == 400
     assert reply.error
@@ -289,7 +336,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(server: Ser
 @pytest.mark.differs("http-input-limit", run=False)
 def test_bodies_beyond_the_limit_are_refused_however_they_come(start: Serve) -> None:
     def write(repository: Repository) -> None:
-        repository.model("small", inputs=[Tensor("IN", "FP32", (-1,))], outputs=[Tensor("OUT", "FP32", (-1,))], max_batch_size=0)
+        repository.model(
+            "small", inputs=[Tensor("IN", "FP32", (-1,))], outputs=[Tensor("OUT", "FP32", (-1,))], max_batch_size=0
+        )
 
     limit = 1 << 16
     server = start(write, [*EXPLICIT, "--load-model=small", f"--http-max-input-size={limit}"]).wait_ready()
@@ -299,13 +348,15 @@ def test_bodies_beyond_the_limit_are_refused_however_they_come(start: Serve) -> 
     assert len(packed) < limit
     expanding = json.dumps({"inputs": [tensor(shape=(20_000,), data=[0] * 20_000)]})  # 40 KB of text are 80 KB of FP32
     assert len(expanding.replace(" ", "")) < limit
-    for sent, more in ((body, headers), (packed, {**headers, "Content-Encoding": "gzip"}), (expanding.replace(" ", ""), {})):
+    for sent, more in (
+        (body, headers),
+        (packed, {**headers, "Content-Encoding": "gzip"}),
+        (expanding.replace(" ", ""), {}),
+    ):
         reply = server.post(path, sent, more)
         assert reply.status == 400, reply.body[:200]
         assert re.search(r"http-max-input-size|at most \d+ bytes|exceed", reply.error), reply.error
     chunks = (body[at : at + 4096] for at in range(0, len(body), 4096))
-    import http.client
-
     connection = http.client.HTTPConnection(HOST, server.http_port, timeout=10)
     try:
         connection.request("POST", path, chunks, {**headers, "Transfer-Encoding": "chunked"}, encode_chunked=True)

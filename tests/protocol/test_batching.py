@@ -44,6 +44,7 @@ def load(held: ServedProcess) -> Iterator[Any]:
             inputs=[OPEN, EXTRA],
             outputs=[Tensor("OUT", "INT32", (2,))],
             max_batch_size=max_batch_size,
+            execution="thread",
             more=f"{batching}\ninstance_group [ {{ kind: KIND_CPU count: {instances} }} ]",
         )
         held.load("composed")
@@ -76,7 +77,12 @@ class Sent:
 
 
 def send(
-    server: Server, rows: Sequence[int], *, columns: Sequence[int] = (), extra: Sequence[int] = (), priorities: Sequence[int] = ()
+    server: Server,
+    rows: Sequence[int],
+    *,
+    columns: Sequence[int] = (),
+    extra: Sequence[int] = (),
+    priorities: Sequence[int] = (),
 ) -> list[Sent]:
     """Send requests of so many rows each; the server has each in its queue before it is sent the next."""
     sent = []
@@ -128,7 +134,9 @@ AT_ONCE: list[tuple[str, list[int], list[list[int]]]] = [
 
 
 @pytest.mark.parametrize(("preferred", "rows", "expected"), AT_ONCE)
-def test_without_a_delay(held: ServedProcess, load: Any, preferred: str, rows: list[int], expected: list[list[int]]) -> None:
+def test_without_a_delay(
+    held: ServedProcess, load: Any, preferred: str, rows: list[int], expected: list[list[int]]
+) -> None:
     load(f"dynamic_batching {{ preferred_batch_size: [ {preferred} ] }}")
     assert rows_of(send(held, rows)) == expected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -26,9 +27,15 @@ OUTPUTS = [
 @pytest.fixture(scope="module", autouse=True)
 def _models(deploy: Deploy) -> None:
     inputs = [Tensor("text_input", "BYTES", (-1,)), Tensor("scale", "FP32", (1,), "optional: true")]
-    deploy("gen", "text", inputs=inputs, outputs=OUTPUTS, max_batch_size=0)
-    deploy("gen_batched", inputs=[Tensor("IN", "BYTES", (1,))], outputs=[Tensor("OUT", "BYTES", (1,))], max_batch_size=4)
-    deploy("gen_faults", "faults", inputs=[Tensor("CODE", "BYTES", (1,))])
+    deploy("gen", "text", inputs=inputs, outputs=OUTPUTS, max_batch_size=0, execution="thread")
+    deploy(
+        "gen_batched",
+        inputs=[Tensor("IN", "BYTES", (1,))],
+        outputs=[Tensor("OUT", "BYTES", (1,))],
+        max_batch_size=4,
+        execution="thread",
+    )
+    deploy("gen_faults", "faults", inputs=[Tensor("CODE", "BYTES", (1,))], execution="thread")
 
 
 def generate(server: Server, document: Any, model: str = "gen", how: str = "generate") -> Reply:
@@ -61,13 +68,29 @@ def test_a_list_fills_an_open_dimension(server: Server) -> None:
 
 
 def test_a_batching_model_gets_a_batch_of_one(server: Server) -> None:
-    assert generate(server, {"IN": "hi"}, "gen_batched").json() == {"OUT": "hi", "model_name": "gen_batched", "model_version": "1"}
+    assert generate(server, {"IN": "hi"}, "gen_batched").json() == {
+        "OUT": "hi",
+        "model_name": "gen_batched",
+        "model_version": "1",
+    }
 
 
 def test_other_members_and_nested_ones_become_parameters(server: Server) -> None:
-    sent = {"text_input": "x", "temperature": 0.5, "stop": True, "n": 3, "parameters": {"lora": "a", "priority": 2, "scale": 4}}
+    sent = {
+        "text_input": "x",
+        "temperature": 0.5,
+        "stop": True,
+        "n": 3,
+        "parameters": {"lora": "a", "priority": 2, "scale": 4},
+    }
     document = generate(server, sent).json()
-    assert json.loads(document["parameters_seen"]) == {"temperature": 0.5, "stop": True, "n": 3, "lora": "a", "priority": 2}
+    assert json.loads(document["parameters_seen"]) == {
+        "temperature": 0.5,
+        "stop": True,
+        "n": 3,
+        "lora": "a",
+        "priority": 2,
+    }
     assert document["scale_seen"] == 4.0
 
 
@@ -100,7 +123,9 @@ def test_an_unknown_model_is_not_found(server: Server, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["generate", "generate_stream"])
 @pytest.mark.parametrize(("code", "status"), [("raise", 500), ("code_UNAVAILABLE", 503), ("code_INVALID_ARG", 400)])
-def test_the_status_of_a_models_error_is_that_of_its_code(server: Server, target: Target, how: str, code: str, status: int) -> None:
+def test_the_status_of_a_models_error_is_that_of_its_code(
+    server: Server, target: Target, how: str, code: str, status: int
+) -> None:
     reply = generate(server, {"CODE": code}, "gen_faults", how)
     assert reply.status == target.pick("generate-error-status", shoal=status, triton=400)
     body = reply.body.removeprefix(b"data: ") if not target.is_shoal else reply.body
@@ -118,14 +143,23 @@ def test_the_status_of_a_models_error_is_that_of_its_code(server: Server, target
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(server: Server, how: str, document: Any, pattern: str) -> None:
-    import re
-
     reply = generate(server, document, how=how)
     assert reply.status == 400, reply.body
     assert re.search(pattern, reply.error), reply.error
 
 
-@pytest.mark.parametrize("document", ["", "[]", '{"text_input": ', "[" * 100_000, '{"text_input": 5}', '{"text_input": "x", "id": 5}', '{"text_input": "x", "parameters": []}'])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "",
+        "[]",
+        '{"text_input": ',
+        "[" * 100_000,
+        '{"text_input": 5}',
+        '{"text_input": "x", "id": 5}',
+        '{"text_input": "x", "parameters": []}',
+    ],
+)
 def test_json_that_is_no_request_is_refused(server: Server, target: Target, document: str) -> None:
     if document.startswith("[[") and not target.is_shoal:
         pytest.skip("deep nesting is not tried on a server that may recurse")

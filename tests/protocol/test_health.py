@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.protocol.conftest import Deploy
 from tests.protocol.harness.grpc_calls import refused
-from tests.protocol.harness.server import Server
+from tests.protocol.harness.http_calls import call
+from tests.protocol.harness.server import HOST, Server
 from tests.protocol.harness.targets import Target
 from tests.protocol.harness.waiting import wait_for
 
@@ -18,7 +20,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture(scope="module", autouse=True)
 def _models(deploy: Deploy) -> None:
-    deploy("health_a")
+    deploy("health_a", execution="thread")
 
 
 def test_grpc_says_live_and_ready(server: Server) -> None:
@@ -39,7 +41,9 @@ def test_a_model_is_ready_by_name_and_by_version(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [("nobody", ""), ("health_a", "7")])
-def test_what_does_not_exist_is_not_ready_without_an_error(server: Server, target: Target, name: str, version: str) -> None:
+def test_what_does_not_exist_is_not_ready_without_an_error(
+    server: Server, target: Target, name: str, version: str
+) -> None:
     assert not server.stub.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=10).ready
     path = f"/v2/models/{name}" + (f"/versions/{version}" if version else "") + "/ready"
     reply = server.http("GET", path)
@@ -72,9 +76,16 @@ def test_grpc_health_check_knows_each_model(server: Server) -> None:
     def status(service: str) -> int:
         return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
 
-    wait_for("the model is known", lambda: status("inference.GRPCInferenceService") == SERVING)
-    assert status("health_a") == SERVING
+    def known() -> bool:
+        try:
+            return status("health_a") == SERVING
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.NOT_FOUND
+            return False
+
+    wait_for("the model is known", known)
     assert status("health_a/1") == SERVING
+    assert status("inference.GRPCInferenceService") == SERVING
     with refused("NOT_FOUND"):
         status("nobody")
 
@@ -117,9 +128,6 @@ def test_reflection_describes_the_service(server: Server) -> None:
 @pytest.mark.differs("probes")
 @pytest.mark.parametrize(("path", "word"), [("/startupz", "started"), ("/livez", "live"), ("/readyz", "ready")])
 def test_the_metrics_port_answers_a_kubelets_probes(server: Server, path: str, word: str) -> None:
-    from tests.protocol.harness.http_calls import call
-    from tests.protocol.harness.server import HOST
-
     reply = call((HOST, server.metrics_port), "GET", path)
     assert reply.status == 200
     assert reply.json() == {word: True}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import queue
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.protocol.harness.grpc_calls import (
     arrays,
     encode_bytes,
     odd_request,
+    refused,
     request,
     strings,
 )
@@ -37,7 +40,9 @@ def _models(deploy: Deploy) -> None:
         inputs=[Tensor(f"IN_{kind}", kind, (-1,), "optional: true") for kind in kinds],
         outputs=[Tensor(f"OUT_{kind}", kind, (-1,)) for kind in kinds],
     )
-    deploy("g_plain", inputs=[Tensor("IN", "FP32", (2, -1))], outputs=[Tensor("OUT", "FP32", (2, -1))], max_batch_size=0)
+    deploy(
+        "g_plain", inputs=[Tensor("IN", "FP32", (2, -1))], outputs=[Tensor("OUT", "FP32", (2, -1))], max_batch_size=0
+    )
     deploy(
         "g_two",
         inputs=[Tensor("IN0"), Tensor("IN1", "INT32")],
@@ -104,7 +109,10 @@ def test_typed_contents_are_taken_and_answered_raw(server: Server, kind: str) ->
 
 
 def test_several_typed_inputs_of_one_request(server: Server) -> None:
-    tensors = [("IN1", "INT32", (1, 4), {"int_contents": [1, 2, 3, 4]}), ("IN0", "FP32", (1, 4), {"fp32_contents": [5, 6, 7, 8]})]
+    tensors = [
+        ("IN1", "INT32", (1, 4), {"int_contents": [1, 2, 3, 4]}),
+        ("IN0", "FP32", (1, 4), {"fp32_contents": [5, 6, 7, 8]}),
+    ]
     found = arrays(server.send(odd_request("g_two", tensors)))
     assert found["OUT0"].tolist() == [[5, 6, 7, 8]]
     assert found["OUT1"].tolist() == [[1, 2, 3, 4]]
@@ -141,7 +149,9 @@ def test_the_id_comes_back(server: Server, identifier: str) -> None:
 def test_the_same_header_with_other_values_ids_and_lengths_is_never_mixed_up(server: Server) -> None:
     for step in range(30):
         value = X + step
-        response = server.infer("g_large", {"IN": np.repeat(value, 1 + step % 3).ravel()}, id="" if step % 4 == 0 else str(step))
+        response = server.infer(
+            "g_large", {"IN": np.repeat(value, 1 + step % 3).ravel()}, id="" if step % 4 == 0 else str(step)
+        )
         assert response.id == ("" if step % 4 == 0 else str(step))
         assert arrays(response)["OUT"].tolist() == np.repeat(value, 1 + step % 3).ravel().tolist()
 
@@ -171,7 +181,14 @@ def test_custom_parameters_reach_the_model_with_their_types(server: Server) -> N
 
 
 def test_reserved_parameters_do_not_reach_the_model_as_parameters(server: Server) -> None:
-    sent = {"priority": 1, "timeout": 5_000_000, "sequence_id": 42, "sequence_start": True, "sequence_end": True, "own": 1}
+    sent = {
+        "priority": 1,
+        "timeout": 5_000_000,
+        "sequence_id": 42,
+        "sequence_start": True,
+        "sequence_end": True,
+        "own": 1,
+    }
     seen = described(server, parameters=sent, id="me")
     assert seen["parameters"] == {"own": 1}
     assert seen["timeout"] == 5_000_000
@@ -216,8 +233,6 @@ def test_more_raw_contents_than_inputs(server: Server, target: Target) -> None:
     if target.pick("surplus-raw-contents", shoal=False, triton=True):
         assert server.send(message).model_name == "g_plain"
     else:
-        from tests.protocol.harness.grpc_calls import refused
-
         with refused("INVALID_ARGUMENT", "expected 1 raw_input_contents for model 'g_plain', got 2"):
             server.send(message)
 
@@ -230,7 +245,10 @@ def test_a_64_mib_tensor_goes_in_and_out(server: Server) -> None:
 
 
 def test_many_small_requests_on_one_connection_each_get_their_own_answer(server: Server) -> None:
-    futures = [server.later(request("g_plain", {"IN": np.full((2, 3), number, np.float32)}, id=str(number))) for number in range(300)]
+    futures = [
+        server.later(request("g_plain", {"IN": np.full((2, 3), number, np.float32)}, id=str(number)))
+        for number in range(300)
+    ]
     for number, future in enumerate(futures):
         response = future.result()
         assert response.id == str(number)
@@ -241,27 +259,27 @@ def test_tritonclient_infers(server: Server) -> None:
     with tritongrpc.InferenceServerClient(server.grpc_address) as client:
         tensor = tritongrpc.InferInput("IN_BYTES", [1, 2], "BYTES")
         tensor.set_data_from_numpy(strings("a", "b").reshape(1, 2))
-        result = client.infer("g_types", [tensor], outputs=[tritongrpc.InferRequestedOutput("OUT_BYTES")], request_id="1")
+        result = client.infer(
+            "g_types", [tensor], outputs=[tritongrpc.InferRequestedOutput("OUT_BYTES")], request_id="1"
+        )
         assert result.as_numpy("OUT_BYTES").tolist() == [[b"a", b"b"]]
         assert result.get_response().id == "1"
 
 
 def test_tritonclient_infers_with_callbacks_and_compression(server: Server) -> None:
-    import queue
-
     done: queue.Queue[Any] = queue.Queue()
     with tritongrpc.InferenceServerClient(server.grpc_address) as client:
         tensor = tritongrpc.InferInput("IN", [2, 50], "FP32")
         tensor.set_data_from_numpy(np.ones((2, 50), np.float32))
-        client.async_infer("g_plain", [tensor], lambda result, error: done.put((result, error)), compression_algorithm="gzip")
+        client.async_infer(
+            "g_plain", [tensor], lambda result, error: done.put((result, error)), compression_algorithm="gzip"
+        )
         result, error = done.get(timeout=20)
         assert error is None
         assert result.as_numpy("OUT").sum() == 100
 
 
 async def test_tritonclient_aio_infers(server: Server) -> None:
-    import asyncio
-
     async with tritonaio.InferenceServerClient(server.grpc_address) as client:
         tensor = tritonaio.InferInput("IN", [2, 2], "FP32")
         tensor.set_data_from_numpy(np.ones((2, 2), np.float32))
@@ -292,7 +310,9 @@ def test_classification_with_labels(server: Server, deploy: Deploy) -> None:
     )
     message = request("g_labels", {"IN": np.array([[1, 4, 2, 3]], np.float32)})
     message.outputs.add(name="OUT").parameters["classification"].int64_param = 9
-    assert arrays(server.send(message))["OUT"].tolist() == [[b"4.000000:1:dog", b"3.000000:3", b"2.000000:2:fish", b"1.000000:0:cat"]]
+    assert arrays(server.send(message))["OUT"].tolist() == [
+        [b"4.000000:1:dog", b"3.000000:3", b"2.000000:2:fish", b"1.000000:0:cat"]
+    ]
 
 
 def test_classification_of_a_model_without_batching_is_flat(server: Server) -> None:
@@ -302,8 +322,6 @@ def test_classification_of_a_model_without_batching_is_flat(server: Server) -> N
 
 
 def test_an_unknown_method_is_unimplemented(server: Server) -> None:
-    from tests.protocol.harness.grpc_calls import refused
-
     method = server.channel.unary_unary("/inference.GRPCInferenceService/Nope")
     with refused("UNIMPLEMENTED"):
         method(b"", timeout=10)
@@ -315,5 +333,3 @@ def test_a_request_for_protobuf_messages_of_the_future_is_still_answered(server:
     method = server.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     response = pb.ModelInferResponse.FromString(method(unknown_field + raw, timeout=10))
     assert response.outputs[0].name == "OUT"
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -31,16 +32,35 @@ def _models(deploy: Deploy) -> None:
         "h_types",
         inputs=[Tensor(f"IN_{kind}", kind, (-1,), "optional: true") for kind in KINDS],
         outputs=[Tensor(f"OUT_{kind}", kind, (-1,)) for kind in KINDS],
+        execution="thread",
     )
-    deploy("h_two", inputs=[Tensor("IN0"), Tensor("IN1", "INT32")], outputs=[Tensor("OUT0"), Tensor("OUT1", "INT32")])
-    deploy("h_one", inputs=[IN])
-    deploy("h_flat", inputs=[Tensor("IN", "FP32", (-1,))], outputs=[Tensor("OUT", "FP32", (-1,))], max_batch_size=0)
-    deploy("h_text", inputs=[Tensor("IN", "BYTES", (1,))], outputs=[Tensor("OUT", "BYTES", (1,))], max_batch_size=0)
+    deploy(
+        "h_two",
+        inputs=[Tensor("IN0"), Tensor("IN1", "INT32")],
+        outputs=[Tensor("OUT0"), Tensor("OUT1", "INT32")],
+        execution="thread",
+    )
+    deploy("h_one", inputs=[IN], execution="thread")
+    deploy(
+        "h_flat",
+        inputs=[Tensor("IN", "FP32", (-1,))],
+        outputs=[Tensor("OUT", "FP32", (-1,))],
+        max_batch_size=0,
+        execution="thread",
+    )
+    deploy(
+        "h_text",
+        inputs=[Tensor("IN", "BYTES", (1,))],
+        outputs=[Tensor("OUT", "BYTES", (1,))],
+        max_batch_size=0,
+        execution="thread",
+    )
     deploy(
         "h_describe",
         "describe",
         outputs=[Tensor("OUT", "BYTES", (1,)), Tensor("UNUSED", "INT32", (1,))],
         max_batch_size=0,
+        execution="thread",
     )
 
 
@@ -75,7 +95,7 @@ def test_the_version_in_the_path_is_used(server: Server) -> None:
 
 def json_values(kind: str) -> list[Any]:
     if kind == "BYTES":
-        return ["", "grüße", "a\n\"\\\u0000", "x" * 100]
+        return ["", "grüße", 'a\n"\\\u0000', "x" * 100]
     if kind == "BOOL":
         return [True, False, False, True]
     if kind in ("FP32", "FP64"):
@@ -111,7 +131,9 @@ def test_every_datatype_in_binary_both_ways(server: Server, kind: str) -> None:
     if kind == "BOOL":
         raw = b"\x01\x00\x01"
     entry = {"name": f"IN_{kind}", "datatype": kind, "shape": [1, 3], "parameters": {"binary_data_size": len(raw)}}
-    head = json.dumps({"inputs": [entry], "outputs": [{"name": f"OUT_{kind}", "parameters": {"binary_data": True}}]}).encode()
+    head = json.dumps(
+        {"inputs": [entry], "outputs": [{"name": f"OUT_{kind}", "parameters": {"binary_data": True}}]}
+    ).encode()
     reply = server.post("/v2/models/h_types/infer", head + raw, {HEADER_LENGTH: str(len(head))})
     assert reply.status == 200, reply.body
     assert reply.headers["content-type"] == "application/octet-stream"
@@ -182,7 +204,14 @@ def test_parameters_reach_the_model_with_their_types(server: Server) -> None:
 
 
 def test_reserved_parameters_become_what_they_mean(server: Server) -> None:
-    sent = {"sequence_id": 7, "sequence_start": True, "sequence_end": False, "priority": 1, "timeout": 5000000, "own": "x"}
+    sent = {
+        "sequence_id": 7,
+        "sequence_start": True,
+        "sequence_end": False,
+        "priority": 1,
+        "timeout": 5000000,
+        "own": "x",
+    }
     seen = described(server, parameters=sent, id="h")
     assert seen["parameters"] == {"own": "x"}
     assert (seen["correlation_id"], seen["flags"], seen["timeout"], seen["id"]) == (7, 1, 5000000, "h")
@@ -190,7 +219,12 @@ def test_reserved_parameters_become_what_they_mean(server: Server) -> None:
 
 
 def test_unknown_members_are_ignored(server: Server) -> None:
-    assert ask(server, "h_one", infer_document({"IN": X}, more={"deep": [1]}))["outputs"][0]["data"] == [0.0, 1.0, 2.0, 3.0]
+    assert ask(server, "h_one", infer_document({"IN": X}, more={"deep": [1]}))["outputs"][0]["data"] == [
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -210,7 +244,14 @@ def test_compressed_binary_requests_are_taken(server: Server, encoding: str) -> 
 
 @pytest.mark.parametrize(
     ("accept", "chosen"),
-    [("gzip", "gzip"), ("deflate", "deflate"), ("br", None), ("identity", None), ("deflate;q=0.2, gzip;q=0.9", "gzip"), ("*", None)],
+    [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("br", None),
+        ("identity", None),
+        ("deflate;q=0.2, gzip;q=0.9", "gzip"),
+        ("*", None),
+    ],
 )
 def test_answers_are_compressed_as_the_client_accepts(server: Server, accept: str, chosen: str | None) -> None:
     reply = server.post("/v2/models/h_one/infer", infer_document({"IN": X}), {"Accept-Encoding": accept})
@@ -226,7 +267,9 @@ def test_errors_are_never_compressed(server: Server) -> None:
 
 
 def test_classification(server: Server) -> None:
-    document = infer_document({"IN": np.array([[1, 4, 2, 3]], np.float32)}, outputs=[{"name": "OUT", "parameters": {"classification": 2}}])
+    document = infer_document(
+        {"IN": np.array([[1, 4, 2, 3]], np.float32)}, outputs=[{"name": "OUT", "parameters": {"classification": 2}}]
+    )
     (output,) = ask(server, "h_one", document)["outputs"]
     assert output == {"name": "OUT", "datatype": "BYTES", "shape": [1, 2], "data": ["4.000000:1", "3.000000:3"]}
 
@@ -261,7 +304,13 @@ def test_a_refused_request_leaves_the_connection_usable(server: Server) -> None:
 def test_a_chunked_body_is_taken(server: Server) -> None:
     body = json.dumps(infer_document({"IN": X})).encode()
     connection = http.client.HTTPConnection(HOST, server.http_port, timeout=10)
-    connection.request("POST", "/v2/models/h_one/infer", iter([body[:10], body[10:]]), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+    connection.request(
+        "POST",
+        "/v2/models/h_one/infer",
+        iter([body[:10], body[10:]]),
+        {"Transfer-Encoding": "chunked"},
+        encode_chunked=True,
+    )
     response = connection.getresponse()
     assert response.status == 200
     response.read()
@@ -340,13 +389,13 @@ def test_tritonclient_infers_compressed(server: Server) -> None:
     with tritonhttp.InferenceServerClient(server.http_address) as client:
         tensor = tritonhttp.InferInput("IN", [1000], "FP32")
         tensor.set_data_from_numpy(np.ones(1000, np.float32))
-        result = client.infer("h_flat", [tensor], request_compression_algorithm="gzip", response_compression_algorithm="deflate")
+        result = client.infer(
+            "h_flat", [tensor], request_compression_algorithm="gzip", response_compression_algorithm="deflate"
+        )
         assert result.as_numpy("OUT").sum() == 1000
 
 
 async def test_tritonclient_aio_infers(server: Server) -> None:
-    import asyncio
-
     async with tritonaio.InferenceServerClient(server.http_address) as client:
         tensor = tritonaio.InferInput("IN", [1, 4], "FP32")
         tensor.set_data_from_numpy(X)

@@ -19,10 +19,17 @@ from tests.protocol.harness.targets import Target
 
 @pytest.fixture(scope="module", autouse=True)
 def _models(deploy: Deploy) -> None:
-    deploy("meta_batched", inputs=[IN, Tensor("IN1", "BYTES", (-1, 2), "optional: true")], outputs=[OUT, Tensor("OUT1", "BYTES", (-1, 2))])
+    deploy(
+        "meta_batched",
+        inputs=[IN, Tensor("IN1", "BYTES", (-1, 2), "optional: true")],
+        outputs=[OUT, Tensor("OUT1", "BYTES", (-1, 2))],
+    )
     deploy("meta_plain", max_batch_size=0)
     deploy("meta_versions", versions=(1, 2, 10), more="version_policy { latest { num_versions: 2 } }")
-    deploy("meta_minimal", config='backend: "python"\n input [ { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] } ]\n output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] } ]\n')
+    deploy(
+        "meta_minimal",
+        config='backend: "python"\n input [ { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] } ]\n output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] } ]\n',
+    )
     deploy("meta_dynamic", more="dynamic_batching { max_queue_delay_microseconds: 100 }", parameters={"note": "kept"})
 
 
@@ -51,8 +58,14 @@ def test_model_metadata_puts_the_batch_dimension_first(server: Server) -> None:
     assert metadata.name == "meta_batched"
     assert metadata.platform == "python"
     assert list(metadata.versions) == ["1"]
-    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [("IN", "FP32", [-1, 4]), ("IN1", "BYTES", [-1, -1, 2])]
-    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [("OUT", "FP32", [-1, 4]), ("OUT1", "BYTES", [-1, -1, 2])]
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
+        ("IN", "FP32", [-1, 4]),
+        ("IN1", "BYTES", [-1, -1, 2]),
+    ]
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
+        ("OUT", "FP32", [-1, 4]),
+        ("OUT1", "BYTES", [-1, -1, 2]),
+    ]
 
 
 def test_model_metadata_over_http_is_the_same(server: Server) -> None:
@@ -96,7 +109,13 @@ def _config(server: Server, name: str) -> dict[str, Any]:
 
 
 def test_the_configuration_is_completed_and_shown_as_triton_shows_it(server: Server) -> None:
-    tensor = {"name": "IN", "data_type": "TYPE_FP32", "dims": [4], "is_shape_tensor": False, "is_non_linear_format_io": False}
+    tensor = {
+        "name": "IN",
+        "data_type": "TYPE_FP32",
+        "dims": [4],
+        "is_shape_tensor": False,
+        "is_non_linear_format_io": False,
+    }
     assert _config(server, "meta_minimal") == {
         "name": "meta_minimal",
         "platform": "",
@@ -184,14 +203,18 @@ def test_the_index_of_a_named_repository_is_not_supported(server: Server) -> Non
         server.stub.RepositoryIndex(pb.RepositoryIndexRequest(repository_name="r"), timeout=10)
 
 
-@pytest.mark.parametrize("method", ["SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings"])
+@pytest.mark.parametrize(
+    "method", ["SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings"]
+)
 @pytest.mark.differs("later-extensions")
 def test_extensions_that_are_not_there_say_so(server: Server, method: str) -> None:
     with refused("UNIMPLEMENTED", "not supported by this server"):
         getattr(server.stub, method)(getattr(pb, f"{method}Request")(), timeout=10)
 
 
-@pytest.mark.parametrize("path", ["/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"])
+@pytest.mark.parametrize(
+    "path", ["/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status"]
+)
 @pytest.mark.differs("later-extensions")
 def test_http_extensions_that_are_not_there_say_so(server: Server, path: str) -> None:
     reply = server.http("GET", path)

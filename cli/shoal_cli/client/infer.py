@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import click
@@ -16,6 +17,8 @@ from shoal_cli.client.values import InputError, build, split
 
 class Client(Protocol):
     """What both protocols' clients do. The calls raise ClientError."""
+
+    def close(self) -> None: ...
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]: ...
 
@@ -68,10 +71,10 @@ def command(
     """
     try:
         given = [split(text) for text in inputs]
-        client = _client(url, use_grpc, timeout)
-        metadata = client.metadata(model, model_version)
-        wanted = outputs or tuple(output["name"] for output in metadata.get("outputs", []))
-        header, tensors = client.infer(model, build(given, metadata), wanted, classify, model_version)
+        with closing(_client(url, use_grpc, timeout)) as client:
+            metadata = client.metadata(model, model_version)
+            wanted = outputs or tuple(output["name"] for output in metadata.get("outputs", []))
+            header, tensors = client.infer(model, build(given, metadata), wanted, classify, model_version)
     except (ClientError, InputError) as error:
         raise click.ClickException(str(error)) from error
     if use_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -21,8 +22,8 @@ HEADERS = ("Model", "Version", "State", "Backend", "Max batch", "Inputs", "Outpu
 def command(url: str, timeout: float, as_json: bool) -> None:
     """List the models of a running server: versions, states, inputs and outputs."""
     try:
-        client = HttpClient(url, timeout)
-        rows = list_models(client)
+        with closing(HttpClient(url, timeout)) as client:
+            rows = list_models(client)
     except ClientError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

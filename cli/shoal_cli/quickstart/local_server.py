@@ -48,7 +48,8 @@ class LocalServer:
             text=True,
             errors="replace",
         )
-        threading.Thread(target=self._read, name="server-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="server-output", daemon=True)
+        self._reader.start()
         try:
             self._wait_serving()
         except BaseException:
@@ -86,10 +87,11 @@ class LocalServer:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._tail.append(line.rstrip("\n"))
-            if not self.grpc:
-                self._lines.put(line.rstrip("\n"))
+        with self._process.stdout as output:
+            for line in output:
+                self._tail.append(line.rstrip("\n"))
+                if not self.grpc:
+                    self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
 
     def _end(self) -> int:
@@ -97,7 +99,9 @@ class LocalServer:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(END_SECONDS)
+            code = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+            code = self._process.wait()
+        self._reader.join(1)  # not for ever: a process that the server left behind may hold the pipe
+        return code

@@ -30,6 +30,8 @@ NEEDED = ("onnxruntime", "PIL", "safetensors", "tokenizers", "torch", "tritoncli
 DOWNLOAD_BYTES = sum(wheel.size for wheel in WHEELS)
 
 _HERE = Path(__file__).parent
+CHECKOUT = _HERE.parents[2] / "manifests/quickstart"
+"""The manifests, where this code runs from a checkout."""
 _KEPT = 2
 
 
@@ -41,10 +43,9 @@ def missing_packages() -> list[str]:
 def manifests(cache: Path) -> Path:
     """Return the folder of the quickstart's manifests: the checkout's own, else (installed from a wheel, or in a checkout that cannot be
     written to) a copy in the cache."""
-    checkout = _HERE.parents[2] / "manifests/quickstart"
-    source = checkout if checkout.is_dir() else _HERE / "manifests"
-    if source == checkout and os.access(checkout, os.W_OK):
-        return checkout
+    source = CHECKOUT if CHECKOUT.is_dir() else _HERE / "manifests"
+    if source == CHECKOUT and os.access(CHECKOUT, os.W_OK):
+        return CHECKOUT
     target = cache / "quickstart" / f"manifests-{_digest_of_files(source)}"
     files = [file.relative_to(source) for file in _files(source)]
 
@@ -78,7 +79,7 @@ def prepare(folder: Path, cache: Path, progress: Callable[[Wheel], Progress], bu
 
     if ensure_folder(target, _complete, make):
         _forget_old(target)
-    return _link(folder / "models", target)
+    return link(folder / "models", target)
 
 
 def _build(places: list[Path], embed: Path, target: Path) -> None:
@@ -126,7 +127,7 @@ def _forget_old(target: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _link(link: Path, target: Path) -> Path:
+def link(link: Path, target: Path) -> Path:
     """Let `link` point to `target`, in one step."""
     if link.is_symlink() and link.readlink() == target:
         return link

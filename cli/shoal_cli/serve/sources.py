@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal_api.digest import digest
 from shoal_cli.fetch.http import fetch_http
 from shoal_cli.fetch.store import FetchError, Progress
+from shoal_cli.quickstart.prepare import CHECKOUT
 from shoal_dataplane.repository.layout import ModelLocation, declared_model
 from shoal_operator.tables import HttpFile, ModelEntry
 
@@ -20,6 +21,8 @@ def locate(entry: ModelEntry, cache: Path, progress: Progress) -> ModelLocation:
         path = fetch_http(entry.source.url, entry.source.sha256, cache, progress)
     else:
         path = entry.source.path
+        if not path.exists() and path.absolute().is_relative_to(CHECKOUT):
+            raise FetchError(f"{path} is made by `shoal quickstart --prepare`: run that first")
     location = declared_model(entry.name, path, entry.overlay)
     if entry.digest:
         _check(entry, path)

@@ -14,7 +14,7 @@ from shoal_dataplane.backends.base import Instance, InstanceSpec, ModelContext
 from shoal_dataplane.backends.model_files import find_model_file
 from shoal_dataplane.backends.python_complete import complete, defines_auto_complete
 from shoal_dataplane.backends.python_instance import PythonInstance
-from shoal_dataplane.backends.python_loader import load_class
+from shoal_dataplane.backends.python_loader import forget, load_class
 from shoal_dataplane.codec.proto_json import to_json
 from shoal_dataplane.core.errors import invalid, unimplemented
 
@@ -54,7 +54,12 @@ class PythonBackend:
         """Import model.py and call `initialize`. Raises ServingError with the exception and where it was raised."""
         check_parameters(context.config)
         path = find_model_file(context.config, context.version_dir, (self.default_filename,))
-        return PythonInstance(context, instance, load_class(path))
+        model_class = load_class(path)
+        try:
+            return PythonInstance(context, instance, model_class)
+        except BaseException:
+            forget(model_class)
+            raise
 
 
 COMPLETED = ("max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy")

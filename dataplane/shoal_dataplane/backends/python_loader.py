@@ -20,6 +20,7 @@ from shoal_dataplane.core.errors import ServingError, internal, invalid
 
 MODEL_CLASS = "TritonPythonModel"
 _HERE = str(Path(__file__).resolve().parent.parent)
+_PLUMBING = (_HERE, str(importlib.__file__), "<frozen importlib")
 MAX_FRAMES = 16
 MAX_MESSAGE = 4096
 
@@ -43,6 +44,7 @@ def load_class(path: Path) -> Any:
         raise internal(describe(error)) from error
     model_class = getattr(module, MODEL_CLASS, None)
     if not isinstance(model_class, type):
+        _forget(module.__name__)
         raise invalid(f"the Python model '{path}' does not define the class {MODEL_CLASS}")
     return model_class
 
@@ -68,6 +70,9 @@ def _import_among_others(path: Path) -> ModuleType:
         importlib.invalidate_caches()
         try:
             return importlib.import_module(f"{package.__name__}.{path.stem}")
+        except BaseException:
+            _forget(package.__name__)
+            raise
         finally:
             sys.dont_write_bytecode = writes
             for folder in folders:
@@ -84,7 +89,11 @@ def _lies_in(module: ModuleType, folder: Path) -> bool:
 
 def forget(model_class: Any) -> None:
     """Drop the modules of a model that shared its process with others, so that their memory can be freed."""
-    package = model_class.__module__.partition(".")[0]
+    _forget(model_class.__module__)
+
+
+def _forget(module: str) -> None:
+    package = module.partition(".")[0]
     if package.startswith("shoal_python_model_"):
         for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
             sys.modules.pop(name, None)
@@ -103,7 +112,7 @@ def describe(error: BaseException) -> str:
     frames = [
         (code.co_filename, line, code.co_name)
         for code, line in _frames(error.__traceback__)
-        if not code.co_filename.startswith((_HERE, "<frozen importlib"))
+        if not code.co_filename.startswith(_PLUMBING)
     ]
     if frames:
         lines += ["", "At:"]

@@ -11,9 +11,12 @@ from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.backends.signature import check_max_batch_size, check_tensor
 from shoal_dataplane.backends.torch_names import positions
 from shoal_dataplane.backends.torch_program import REQUIRED, ArgumentKind, Program
-from shoal_dataplane.backends.torch_tensors import Array, converter, to_strings
+from shoal_dataplane.backends.torch_tensors import Array, converter, reader, to_strings
 from shoal_dataplane.core.dtypes import BY_CONFIG
 from shoal_dataplane.core.errors import internal, invalid
+
+Read = Callable[[Any], Array]
+"""Takes one output, as an array, out of what a program returned."""
 
 
 class Feed(NamedTuple):
@@ -24,48 +27,27 @@ class Feed(NamedTuple):
     default: Any
 
 
-class Fetch(NamedTuple):
-    """One configured output: its position in what the model returns, and its datatype's wire name. `scalar_shape`: what to make of a
-    tensor of rank 0, None where there can be none."""
-
-    name: str
-    position: int
-    wire: str
-    scalar_shape: tuple[int, ...] | None
-
-
 class Binding:
-    """Turns gathered arrays into a program's arguments, and its results into named values."""
+    """Turns gathered arrays into a program's arguments, and its results into named arrays."""
 
     def __init__(self, config: mc.ModelConfig, program: Program, device: torch.device) -> None:
-        self._model = config.name
+        self._feeds = _bind_inputs(config, program, device)
         self._takes_dictionary = program.arguments is None
-        self.feeds = _bind_inputs(config, program, device)
-        self.fetches = _bind_outputs(config, program)
+        self._all_required = all(feed.default is REQUIRED for feed in self._feeds)
+        self._reads = _bind_outputs(config, program)
+        self.outputs = tuple(self._reads)
 
     def arguments(self, arrays: Mapping[str, Array]) -> list[Any]:
         """Return one value for each argument of the program."""
         if self._takes_dictionary:
-            return [{name: convert(arrays[name]) for name, convert, _ in self.feeds if name in arrays}]
-        values = []
-        for name, convert, default in self.feeds:
-            array = arrays.get(name)
-            values.append(default if array is None else convert(array))
-        return values
+            return [{name: convert(arrays[name]) for name, convert, _ in self._feeds if name in arrays}]
+        if self._all_required:
+            return [convert(arrays[name]) for name, convert, _ in self._feeds]
+        return [convert(arrays[name]) if name in arrays else default for name, convert, default in self._feeds]
 
-    def result(self, results: Sequence[Any] | Mapping[str, Any], fetch: Fetch) -> Any:
-        """Return the value of one output. Raises ServingError(INTERNAL) when the model did not return it."""
-        if isinstance(results, Mapping):
-            if fetch.name in results:
-                return results[fetch.name]
-            returned = f"the dictionary's keys are {', '.join(map(str, results))}"
-        elif not isinstance(results, Sequence):
-            returned = f"it returned {type(results).__name__}"
-        elif fetch.position < len(results):
-            return results[fetch.position]
-        else:
-            returned = f"it returned {len(results)} values, the output is the one at index {fetch.position}"
-        raise internal(f"model '{self._model}' did not return output '{fetch.name}': {returned}")
+    def arrays(self, results: Sequence[Any] | Mapping[str, Any], names: Sequence[str]) -> dict[str, Array]:
+        """Return the outputs `names`. Raises ServingError(INTERNAL) when the model did not return one as it is configured."""
+        return {name: self._reads[name](results) for name in names}
 
 
 def _bind_inputs(config: mc.ModelConfig, program: Program, device: torch.device) -> tuple[Feed, ...]:
@@ -129,7 +111,7 @@ def _feed(
     return Feed(name, convert, argument.default)
 
 
-def _bind_outputs(config: mc.ModelConfig, program: Program) -> tuple[Fetch, ...]:
+def _bind_outputs(config: mc.ModelConfig, program: Program) -> dict[str, Read]:
     _check_strings(config, "output", config.output)
     names = [tensor.name for tensor in config.output]
     at = positions(config.name, "output", names, program.output_names, program.output_count)
@@ -137,10 +119,40 @@ def _bind_outputs(config: mc.ModelConfig, program: Program) -> tuple[Fetch, ...]
     if program.signature is not None:
         for tensor, position in zip(config.output, at, strict=True):
             check_tensor(config, tensor, program.signature.outputs[position], shape=tensor.name not in scattered)
-    return tuple(
-        Fetch(tensor.name, position, BY_CONFIG[tensor.data_type].wire, _scalar_shape(config, tensor))
+    return {
+        tensor.name: _read(config, program, tensor, position)
         for tensor, position in zip(config.output, at, strict=True)
-    )
+    }
+
+
+def _read(config: mc.ModelConfig, program: Program, tensor: mc.ModelOutput, position: int) -> Read:
+    """Return what takes one output out of the program's results."""
+    name = tensor.name
+    read = reader(config.name, name, BY_CONFIG[tensor.data_type].wire, copy=program.stateful)
+    dims = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else tuple(tensor.dims)
+    if config.max_batch_size == 0 and dims and all(dim == 1 for dim in dims):  # may be a tensor of rank 0
+        inner = read
+
+        def read(value: Any) -> Array:
+            array = inner(value)
+            return array if array.ndim else array.reshape(dims)
+
+    if program.output_count is None:
+        return lambda results: read(_find(config.name, name, position, results))
+    return lambda results: read(results[position])
+
+
+def _find(model: str, name: str, position: int, results: Any) -> Any:
+    """Return one output of a program that only shows in running what it returns."""
+    if isinstance(results, Mapping):
+        if name in results:
+            return results[name]
+        returned = f"the dictionary's keys are {', '.join(map(str, results))}"
+    elif position < len(results):
+        return results[position]
+    else:
+        returned = f"it returned {len(results)} values, the output is the one at index {position}"
+    raise internal(f"model '{model}' did not return output '{name}': {returned}")
 
 
 def _unfed(array: Array) -> Any:
@@ -158,8 +170,3 @@ def _check_strings(
                 f"only 1 dimensional List of String is supported as {kind} for '{tensor.name}' for model '{config.name}': List[str] is "
                 "configured with max_batch_size 0 and dims of one size"
             )
-
-
-def _scalar_shape(config: mc.ModelConfig, tensor: mc.ModelOutput) -> tuple[int, ...] | None:
-    dims = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else tuple(tensor.dims)
-    return dims if config.max_batch_size == 0 and dims and all(dim == 1 for dim in dims) else None

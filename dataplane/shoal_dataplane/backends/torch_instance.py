@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
@@ -15,7 +14,6 @@ from shoal_dataplane.backends.torch_binding import Binding
 from shoal_dataplane.backends.torch_errors import error_text
 from shoal_dataplane.backends.torch_program import Program
 from shoal_dataplane.backends.torch_settings import TorchSettings, execution_mode, use_intra_op_threads
-from shoal_dataplane.backends.torch_tensors import Array, to_array
 from shoal_dataplane.core.errors import ServingError, internal
 from shoal_dataplane.core.request import InferRequest
 
@@ -36,10 +34,7 @@ class TorchInstance:
         self._name = context.name
         self._stacker = Stacker(context.spec, context.config)
         self._binding = binding
-        self._fetches = {fetch.name: fetch for fetch in binding.fetches}
-        self._names = tuple(self._fetches)
         self._program: Program | None = program
-        self._copy_outputs = program.stateful
         self._threads = settings.intra_op_threads
         self._cuda = device if device.type == "cuda" else None
         stream = _new_stream(device) if self._cuda is not None else None
@@ -66,7 +61,7 @@ class TorchInstance:
             except Exception as error:
                 raise internal(f"PyTorch execute failure: {error_text(error)}") from error
             done = perf_counter_ns()
-            outputs = self._outputs(results, requests)
+            outputs = self._binding.arrays(results, requested_outputs(requests, self._binding.outputs))
         responses = self._stacker.scatter(outputs, requests)
         if self._clean_cache:
             torch.cuda.empty_cache()
@@ -75,15 +70,3 @@ class TorchInstance:
     def close(self) -> None:
         """Let go of the program; its memory is freed with the last instance that shares it."""
         self._program = None
-
-    def _outputs(self, results: Any, requests: Sequence[InferRequest]) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        for name in requested_outputs(requests, self._names):
-            fetch = self._fetches[name]
-            array = to_array(
-                self._name, name, fetch.wire, self._binding.result(results, fetch), copy=self._copy_outputs
-            )
-            if fetch.scalar_shape is not None and array.ndim == 0:
-                array = array.reshape(fetch.scalar_shape)
-            outputs[name] = array
-        return outputs

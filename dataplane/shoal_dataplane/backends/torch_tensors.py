@@ -61,13 +61,31 @@ def _from_bfloat16_bits(array: Array) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
-def to_array(model: str, name: str, wire: str, value: Any, *, copy: bool) -> Array:
-    """Return an output as a numpy array of datatype `wire`; it shares the tensor's memory unless that is on a GPU or `copy` is set.
+def reader(model: str, name: str, wire: str, *, copy: bool) -> Callable[[Any], Array]:
+    """Return the function that makes a numpy array of datatype `wire` of what a model returned as output `name`.
 
-    Raises ServingError(INTERNAL) when the model returned something else than the configuration says.
+    The array shares the tensor's memory unless that is on a GPU or `copy` is set. Raises ServingError(INTERNAL) when the model returned
+    something else than the configuration says.
     """
     if wire == "BYTES":
-        return _strings(model, name, value)
+        return lambda value: _from_strings(model, name, value)
+    dtype = DTYPES[wire]
+    plain = not copy and wire != "BF16"
+
+    def read(value: Any) -> Array:
+        if plain and type(value) is torch.Tensor and value.dtype is dtype:
+            try:
+                array: Array = value.numpy()
+            except (RuntimeError, TypeError):  # it is on a GPU, or a parameter that is returned as it is
+                pass
+            else:
+                return array
+        return _to_array(model, name, wire, value, copy=copy)
+
+    return read
+
+
+def _to_array(model: str, name: str, wire: str, value: Any, *, copy: bool) -> Array:
     if not isinstance(value, torch.Tensor):
         raise internal(
             f"output '{name}' of model '{model}' must be a Tensor, the model returned {type(value).__name__}"
@@ -76,8 +94,7 @@ def to_array(model: str, name: str, wire: str, value: Any, *, copy: bool) -> Arr
         raise internal(
             f"configuration expects datatype TYPE_{wire} for output '{name}', model provides {_type_name(value.dtype)}"
         )
-    if value.requires_grad:  # a parameter, returned as it is
-        value = value.detach()
+    value = value.detach()
     if value.device.type != "cpu":
         value = value.cpu()
     elif copy:
@@ -93,7 +110,7 @@ def _type_name(dtype: torch.dtype) -> str:
     return str(dtype) if wire is None else f"TYPE_{wire}"
 
 
-def _strings(model: str, name: str, value: Any) -> Array:
+def _from_strings(model: str, name: str, value: Any) -> Array:
     if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
         raise internal(
             f"output '{name}' of model '{model}' must be a List[str], the model returned {type(value).__name__}"

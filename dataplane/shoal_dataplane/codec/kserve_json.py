@@ -94,7 +94,7 @@ def decode_infer(header: Buffer, section: memoryview, limits: Limits, model_name
     expanded = 0
     for item in envelope.inputs:
         if item.name in inputs:
-            raise invalid(f"input '{item.name}' already exists in request for model '{model_name}'")
+            raise invalid(f"input '{item.name}' already exists in request")
         tensor = _input(item, rest, limits._replace(max_bytes=limits.max_bytes - expanded), model_name)
         if item.data is not msgspec.UNSET:
             expanded += expanded_bytes(tensor.array())
@@ -102,9 +102,7 @@ def decode_infer(header: Buffer, section: memoryview, limits: Limits, model_name
     rest.close(model_name)
     binary: dict[str, bool] = {}
     classes: dict[str, int] = {}
-    for output in envelope.outputs or ():
-        if output.name in binary:
-            raise invalid(f"output '{output.name}' already requested for model '{model_name}'")
+    for output in envelope.outputs or ():  # one that is asked for twice is sent once, as Triton does
         binary[output.name] = _output(output, classes)
     return InferDocument(
         envelope.id or "",

@@ -88,6 +88,9 @@ class Dispatcher:
         except asyncio.CancelledError:
             if not self.stopping or request.transport is None or request.writer.output_size:
                 raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
             return error_response("the server stopped before it could answer", 503)
         except ConnectionError:
             raise

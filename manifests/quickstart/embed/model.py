@@ -10,7 +10,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-LENGTH_STEP = 32  # lengths are padded up to a multiple, so that requests of several callers have one shape and can share a batch
+# Lengths are padded up to a multiple of it, so that sentences of several callers have one shape and can share a batch of `minilm`.
+LENGTH_STEP = 32
 
 
 class TritonPythonModel:

@@ -39,15 +39,17 @@ def config_text(
     backend: str = "python",
     more: str = "",
     parameters: Mapping[str, str] | None = None,
+    execution: str = "",
 ) -> str:
-    """A config.pbtxt. `more` is appended as it is."""
+    """A config.pbtxt. `more` is appended as it is. `execution` is where Shoal runs the model (Triton knows no such parameter): "thread"
+    loads in no time, and is for tests that are not about the process of a model."""
     lines = [f'backend: "{backend}"'] if backend else []
     lines.append(f"max_batch_size: {max_batch_size}")
     for name, tensors in (("input", inputs), ("output", outputs)):
         shown = ",\n".join(tensor.text() for tensor in tensors)
         if shown:
             lines.append(f"{name} [\n{shown}\n]")
-    for key, value in (parameters or {}).items():
+    for key, value in {**(parameters or {}), **({"SHOAL_EXECUTION": execution} if execution else {})}.items():
         lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
     return "\n".join([*lines, more]) + "\n"
 

@@ -55,7 +55,9 @@ def free_ports(count: int) -> list[int]:
 class Server:
     """One server's doors. All calls have a deadline."""
 
-    def __init__(self, target: Target, repository: Repository, grpc_port: int, http_port: int, metrics_port: int) -> None:
+    def __init__(
+        self, target: Target, repository: Repository, grpc_port: int, http_port: int, metrics_port: int
+    ) -> None:
         self.target = target
         self.repository = repository
         self.grpc_port, self.http_port, self.metrics_port = grpc_port, http_port, metrics_port
@@ -80,11 +82,15 @@ class Server:
     def stub(self) -> GRPCInferenceServiceStub:
         return GRPCInferenceServiceStub(self.channel)
 
-    def infer(self, model: str, inputs: Mapping[str, Any], *, timeout: float = 30, **more: Any) -> pb.ModelInferResponse:
+    def infer(
+        self, model: str, inputs: Mapping[str, Any], *, timeout: float = 30, **more: Any
+    ) -> pb.ModelInferResponse:
         """One ModelInfer of arrays; `more` as in grpc_calls.request."""
         return self.stub.ModelInfer(request(model, inputs, **more), timeout=timeout)
 
-    def send(self, message: pb.ModelInferRequest, *, timeout: float = 30, metadata: Any = None) -> pb.ModelInferResponse:
+    def send(
+        self, message: pb.ModelInferRequest, *, timeout: float = 30, metadata: Any = None
+    ) -> pb.ModelInferResponse:
         """One ModelInfer of any message."""
         return self.stub.ModelInfer(message, timeout=timeout, metadata=metadata)
 
@@ -92,7 +98,9 @@ class Server:
         """The future of one ModelInfer."""
         return self.stub.ModelInfer.future(message, timeout=timeout)
 
-    def http(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **more: Any) -> Reply:
+    def http(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Reply:
         """One HTTP request."""
         return call((HOST, self.http_port), method, path, body, headers, **more)
 
@@ -118,7 +126,9 @@ class Server:
     def unload(self, name: str, *, timeout: float = 60) -> None:
         """RepositoryModelUnload, and wait until the index says that it is done (Triton's answers before that)."""
         self.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=timeout)
-        wait_for(f"'{name}' is unloaded", lambda: all(s not in ("UNLOADING", "READY") for s in self.states(name)), timeout)
+        wait_for(
+            f"'{name}' is unloaded", lambda: all(s not in ("UNLOADING", "READY") for s in self.states(name)), timeout
+        )
 
     def index(self, ready: bool = False) -> dict[tuple[str, str], tuple[str, str]]:
         """State and reason by name and version."""
@@ -246,7 +256,9 @@ class ServedProcess(Server):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            raise AssertionError(f"did not end within {seconds:.0f} s of SIGTERM; its log ends:\n{self.log()[-6000:]}") from None
+            raise AssertionError(
+                f"did not end within {seconds:.0f} s of SIGTERM; its log ends:\n{self.log()[-6000:]}"
+            ) from None
 
 
 def config_json(text: Mapping[str, Any]) -> str:

@@ -35,7 +35,9 @@ class TritonPythonModel:
             raise ValueError(f"how? {how}")
         if response.has_error():
             return failed(response.error())
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy())])
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUT", pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy())]
+        )
 
     def call(self, model, values):
         return pb_utils.InferenceRequest(

@@ -14,4 +14,6 @@ class TritonPythonModel:
         self.value = int(parameters["value"]["string_value"]) if "value" in parameters else VALUE
 
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([self.value], np.int32))]) for _ in requests]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([self.value], np.int32))]) for _ in requests
+        ]

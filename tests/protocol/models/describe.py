@@ -28,6 +28,8 @@ class TritonPythonModel:
             }
             text = np.array([json.dumps(seen).encode()], dtype=object)
             responses.append(
-                pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text), pb_utils.Tensor("UNUSED", np.zeros(1, np.int32))])
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("OUT", text), pb_utils.Tensor("UNUSED", np.zeros(1, np.int32))]
+                )
             )
         return responses

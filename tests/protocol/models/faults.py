@@ -47,7 +47,9 @@ class TritonPythonModel:
         if code == "unknown_output":
             return pb_utils.InferenceResponse([pb_utils.Tensor("NOPE", zeros(1, 4))])
         if code == "same_output_twice":
-            return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", zeros(1, 4)), pb_utils.Tensor("OUT", zeros(1, 4) + 1)])
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", zeros(1, 4)), pb_utils.Tensor("OUT", zeros(1, 4) + 1)]
+            )
         return out(zeros(1, 4))
 
     # What concerns the whole batch.

@@ -19,5 +19,7 @@ class TritonPythonModel:
                 "flag": np.array([True]),
                 "shape_seen": np.array(text.shape, np.int64),
             }
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()]))
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+            )
         return responses

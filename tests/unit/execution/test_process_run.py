@@ -140,7 +140,7 @@ def test_a_model_sees_all_of_a_request(tmp_path: Path) -> None:
             return out
     """
     config = (
-        FP32_4.replace("output { name: \"OUT\" data_type: TYPE_FP32 dims: [ 4 ] }", "")
+        FP32_4.replace('output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }', "")
         + 'output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } output { name: "MORE" data_type: TYPE_STRING dims: [ 1 ] }'
     )
     with running(tmp_path, code, config) as model:
@@ -281,7 +281,9 @@ def test_many_small_tensors_that_are_large_together_share_a_segment(bulk: Runnin
 
 
 def test_a_request_with_a_head_larger_than_a_message_arrives(tmp_path: Path) -> None:
-    code = ECHO.replace("InferenceResponse([", "InferenceResponse(parameters={'n': len(r.parameters())}, output_tensors=[")
+    code = ECHO.replace(
+        "InferenceResponse([", "InferenceResponse(parameters={'n': len(r.parameters())}, output_tensors=["
+    )
     with running(tmp_path, code) as model:
         parameters = {f"key{n}": "v" * 100 for n in range(2000)}
         (response,) = model.run(infer(parameters=parameters)).responses

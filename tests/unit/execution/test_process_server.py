@@ -112,7 +112,12 @@ def test_what_a_model_asks_arrives_whole(asking: Running) -> None:
     )
     request = asking.service.received[-1]
     assert (request.id, request.model_name, request.model_version, request.outputs) == ("é", "double", "3", ("OUT",))
-    assert (request.correlation_id, request.timeout_us, request.sequence_start, request.sequence_end) == (7, 9, False, True)
+    assert (request.correlation_id, request.timeout_us, request.sequence_start, request.sequence_end) == (
+        7,
+        9,
+        False,
+        True,
+    )
     assert request.parameters == {"p": 1, "q": "x", "r": True}
     assert request.arrival_ns > 0
     np.testing.assert_array_equal(request.inputs["IN"].array(), np.ones(2, np.int16))
@@ -154,9 +159,7 @@ def test_a_request_that_a_model_gives_up_is_cancelled(asking: Running) -> None:
 
 
 def test_asking_is_for_execute_only_and_not_decoupled(asking: Running) -> None:
-    assert value(asking, "self.early") == (
-        "TritonModelException: BLS is only supported during the 'execute' function."
-    )
+    assert value(asking, "self.early") == ("TritonModelException: BLS is only supported during the 'execute' function.")
     assert value(asking, "failing(ask('double', np.ones(1)).exec, decoupled=True)") == (
         "TritonModelException: decoupled=True is not supported yet"
     )
@@ -223,7 +226,10 @@ def test_a_models_metrics_are_the_servers(asking: Running) -> None:
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
-        ("pb_utils.MetricFamily('no good', '', pb_utils.MetricFamily.GAUGE)", "Error when creating MetricFamily: 'no good' is no name"),
+        (
+            "pb_utils.MetricFamily('no good', '', pb_utils.MetricFamily.GAUGE)",
+            "Error when creating MetricFamily: 'no good' is no name",
+        ),
         ("self.counter.increment(-1)", "Failed to increment metric value: a counter can only be incremented, got -1"),
         ("self.counter.set(1)", "Failed to set metric value: a counter has no operation 'set'"),
         ("self.counter.observe(1)", "Failed to observe metric value: a counter has no operation 'observe'"),
@@ -233,10 +239,19 @@ def test_a_models_metrics_are_the_servers(asking: Running) -> None:
         ("self.family.Metric(labels={'a b': 'c'})", "Error when creating Metric: 'a b' is no name for a label"),
         ("self.histogram.Metric()", "Failed to create metric. Missing required buckets."),
         ("self.histogram.Metric(buckets=3)", "Failed to create metric. Buckets must be a list."),
-        ("self.histogram.Metric(buckets=[2, 1])", "Error when creating Metric: the buckets of 'h' must be finite and increase"),
-        ("self.histogram.Metric(buckets=[])", "Error when creating Metric: a histogram of 'h' needs 1 to 200 buckets, got 0"),
+        (
+            "self.histogram.Metric(buckets=[2, 1])",
+            "Error when creating Metric: the buckets of 'h' must be finite and increase",
+        ),
+        (
+            "self.histogram.Metric(buckets=[])",
+            "Error when creating Metric: a histogram of 'h' needs 1 to 200 buckets, got 0",
+        ),
         ("self.histogram.Metric(buckets=[1]).value()", "Failed to get metric value: a histogram has no single value"),
-        ("pb_utils.MetricFamily('c', '', pb_utils.MetricFamily.GAUGE)", "Error when creating MetricFamily: the metric family 'c' exists"),
+        (
+            "pb_utils.MetricFamily('c', '', pb_utils.MetricFamily.GAUGE)",
+            "Error when creating MetricFamily: the metric family 'c' exists",
+        ),
     ],
 )
 def test_a_wrong_use_of_metrics_is_refused_in_words(asking: Running, expression: str, text: str) -> None:
@@ -284,7 +299,9 @@ def test_what_a_model_logs_and_prints_is_in_the_servers_log(asking: Running, cap
     assert (record.name, record.model, record.instance) == ("shoal_dataplane.models", "m", "m_0")  # type: ignore[attr-defined]
 
 
-def test_a_model_that_prints_without_end_does_not_flood_the_log(asking: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_prints_without_end_does_not_flood_the_log(
+    asking: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     value(asking, "print('flood\\n' * 200_000) and None")
     value(asking, "print('x' * 100_000) and None")
@@ -302,7 +319,10 @@ def test_an_exception_of_a_model_is_in_the_servers_log(asking: Running, caplog: 
 
 
 def test_a_model_sees_while_it_runs_that_its_caller_is_gone(asking: Running) -> None:
-    stays, goes = infer(id="r.is_cancelled()"), infer(id="[time.sleep(0.01) for _ in iter(lambda: r.is_cancelled(), True)] and True")
+    stays, goes = (
+        infer(id="r.is_cancelled()"),
+        infer(id="[time.sleep(0.01) for _ in iter(lambda: r.is_cancelled(), True)] and True"),
+    )
     pending = asking.send([goes, stays])
     goes.cancelled = True
     asking.on_loop(lambda: asking.executor.cancel(pending.batch))
@@ -331,7 +351,11 @@ def test_initialize_is_told_what_triton_tells(asking: Running) -> None:
         "model_version": "1",
         "model_name": "m",
     }
-    assert (config["max_batch_size"], config["input"][0]["dims"], config["input"][0]["data_type"]) == (8, [4], "TYPE_FP32")
+    assert (config["max_batch_size"], config["input"][0]["dims"], config["input"][0]["data_type"]) == (
+        8,
+        [4],
+        "TYPE_FP32",
+    )
     assert value(asking, "pb_utils.get_model_dir()") == str(folder / "1")
 
 

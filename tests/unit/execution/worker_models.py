@@ -101,7 +101,9 @@ class FakeService:
         return type("Readiness", (), {"ready": name == "double"})()
 
 
-def model_context(folder: Path, code: str, config: str = FP32_4, files: Mapping[str, str] | None = None) -> ModelContext:
+def model_context(
+    folder: Path, code: str, config: str = FP32_4, files: Mapping[str, str] | None = None
+) -> ModelContext:
     """Write a model into `folder` and describe it."""
     version_dir = folder / "m" / "1"
     version_dir.mkdir(parents=True, exist_ok=True)
@@ -196,9 +198,7 @@ def infer(array: Array | None = None, name: str = "IN", batch_size: int | None =
 
 
 @contextmanager
-def running(
-    folder: Path, code: str, config: str = FP32_4, files: Mapping[str, str] | None = None
-) -> Iterator[Running]:
+def running(folder: Path, code: str, config: str = FP32_4, files: Mapping[str, str] | None = None) -> Iterator[Running]:
     """A model in a worker process."""
     loop = ThreadedLoop()
     loop.start()

@@ -11,7 +11,10 @@ from shoal_operator.tables import LocalPath, plan_model
 
 ROOT = Path(__file__).parents[3] / "manifests"
 FILES = sorted(
-    file for folder in ("quickstart", "samples") for file in (ROOT / folder).rglob("*.yaml") if "models" not in file.parts
+    file
+    for folder in ("quickstart", "samples")
+    for file in (ROOT / folder).rglob("*.yaml")
+    if "models" not in file.parts
 )
 
 
@@ -25,4 +28,6 @@ def test_the_quickstart_asks_for_the_folders_that_it_makes() -> None:
     from shoal_cli.quickstart.prepare import MODELS
 
     entries = [plan_model(m.model, m.origin.file.parent) for m in load_manifests([ROOT / "quickstart"])]
-    assert {e.name: e.source for e in entries} == {name: LocalPath(ROOT / "quickstart/models" / name) for name in MODELS}
+    assert {e.name: e.source for e in entries} == {
+        name: LocalPath(ROOT / "quickstart/models" / name) for name in MODELS
+    }

@@ -69,3 +69,11 @@ def ids(scheduler: Scheduler, now_ns: int) -> list[list[str]]:
     while (formed := batch(scheduler, now_ns)) is not None:
         found.append(formed[0])
     return found
+
+
+def compositions(scheduler: Scheduler, now_ns: int) -> list[list[int]]:
+    """The batch sizes of the requests in all batches that can be formed now."""
+    found = []
+    while (formed := scheduler.next_batch(now_ns).batch) is not None:
+        found.append([each.batch_size for each in formed.requests])
+    return found

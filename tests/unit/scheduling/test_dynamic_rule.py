@@ -8,7 +8,7 @@ from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.core.errors import Code, ServingError
 from shoal_dataplane.scheduling.base import Cut, Decision
 from shoal_dataplane.scheduling.dynamic import DynamicScheduler, dynamic_from_config
-from tests.unit.scheduling.support import MS, US, batch, ids, queue, request, sizes
+from tests.unit.scheduling.support import MS, US, batch, compositions, ids, queue, request, sizes
 
 D = 100 * US
 
@@ -148,6 +148,57 @@ def test_full_batches_of_a_backlog_do_not_wait() -> None:
     queue(scheduler, *[1] * 10)
     assert sizes(scheduler, 0) == [4, 4]
     assert sizes(scheduler, D) == [2]
+
+
+# What a real Triton 2.51 formed of five requests of these sizes, held until all five were there (max_batch_size 8): the batches at
+# once, and those when the delay was over. Left out: what depends on how fast its instance takes a batch that was formed ahead.
+OBSERVED: list[tuple[list[int], bool, list[int], list[list[int]], list[list[int]]]] = [
+    ([], False, [1, 1, 1, 1, 1], [[1, 1, 1, 1, 1]], []),
+    ([], False, [3, 3, 3, 1, 1], [[3, 3], [3, 1, 1]], []),
+    ([], False, [8, 1, 1, 1, 1], [[8], [1, 1, 1, 1]], []),
+    ([], False, [5, 5, 5, 1, 1], [[5], [5], [5, 1, 1]], []),
+    ([], False, [1, 8, 1, 1, 1], [[1], [8], [1, 1, 1]], []),
+    ([4, 6], False, [1, 1, 1, 1, 1], [[1, 1, 1, 1], [1]], []),
+    ([4, 6], False, [3, 4, 1, 1, 1], [[3], [4, 1, 1], [1]], []),
+    ([4, 6], False, [1, 5, 3, 2, 1], [[1, 5], [3, 2, 1]], []),
+    ([4, 6], False, [7, 1, 1, 1, 1], [[7], [1, 1, 1, 1]], []),
+    ([4, 6], False, [2, 2, 2, 2, 2], [[2, 2, 2], [2, 2]], []),
+    ([4, 6], False, [5, 1, 1, 1, 1], [[5, 1], [1, 1, 1]], []),
+    ([4, 6], False, [3, 2, 2, 2, 2], [[3, 2], [2, 2, 2]], []),
+    ([2, 6], False, [3, 4, 1, 1, 1], [[3], [4, 1, 1], [1]], []),
+    ([2, 6], False, [1, 1, 1, 1, 1], [[1, 1], [1, 1], [1]], []),
+    ([2, 6], True, [1, 1, 1, 1, 1], [[1, 1], [1, 1]], [[1]]),
+    ([2, 6], True, [5, 1, 1, 1, 1], [[5, 1], [1, 1]], [[1]]),
+    ([2, 6], True, [3, 2, 2, 1, 1], [[3, 2], [2], [1, 1]], []),
+    ([4], True, [1, 1, 1, 1, 1], [[1, 1, 1, 1]], [[1]]),
+    ([4], True, [3, 3, 3, 3, 3], [[3], [3], [3], [3]], [[3]]),
+    ([4], True, [6, 1, 1, 1, 1], [[6], [1, 1, 1, 1]], []),
+    ([4], True, [1, 1, 1, 2, 1], [[1, 1, 1]], [[2, 1]]),
+    ([], True, [1, 1, 1, 1, 1], [], [[1, 1, 1, 1, 1]]),
+    ([], True, [4, 4, 1, 1, 1], [[4, 4]], [[1, 1, 1]]),
+    ([], True, [5, 5, 1, 1, 1], [[5], [5, 1, 1, 1]], []),
+]
+
+
+@pytest.mark.parametrize(("preferred", "delayed", "rows", "at_once", "later"), OBSERVED)
+def test_batches_are_composed_as_a_real_triton_composes_them(
+    preferred: list[int], delayed: bool, rows: list[int], at_once: list[list[int]], later: list[list[int]]
+) -> None:
+    scheduler = DynamicScheduler(8, preferred=preferred, delay_ns=D if delayed else 0, hold_until=5)
+    queue(scheduler, *rows[:-1])
+    assert scheduler.next_batch(0).batch is None
+    scheduler.enqueue(request(rows=rows[-1]), 0)
+    assert compositions(scheduler, 0) == at_once
+    assert compositions(scheduler, D) == later
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_requests_of_two_shapes_are_not_mixed_and_keep_their_order(delayed: bool) -> None:
+    scheduler = DynamicScheduler(8, delay_ns=D if delayed else 0)
+    for id, key in zip("abcde", "AABAA", strict=True):
+        scheduler.enqueue(request(id, key=key), 0)
+    assert ids(scheduler, 0) == [["a", "b"], ["c"]] + ([] if delayed else [["d", "e"]])
+    assert ids(scheduler, D) == ([["d", "e"]] if delayed else [])
 
 
 def test_a_model_that_does_not_batch_runs_one_request_at_a_time() -> None:

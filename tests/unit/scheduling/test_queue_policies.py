@@ -93,6 +93,13 @@ def test_one_batch_spans_levels_in_order() -> None:
     assert batch(scheduler, 0) == (["a", "b", "c"], Cut.NO_DELAY)
 
 
+def test_levels_are_composed_as_a_real_triton_composes_them() -> None:
+    scheduler = dynamic_from_config(config(levels=3, default=2, limit=2), hold_until=5)
+    for id, priority in [("r0", 3), ("r1", 3), ("r2", 2), ("r3", 1), ("r4", 0)]:
+        scheduler.enqueue(request(id, priority=priority), 0)
+    assert ids(scheduler, 0) == [["r3", "r2"], ["r4", "r0"], ["r1"]]
+
+
 def test_a_higher_priority_that_arrives_while_waiting_goes_first() -> None:
     made = config(levels=2, default=1, limit=8)
     made.dynamic_batching.preferred_batch_size.extend([2, 6])
