@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -50,6 +51,7 @@ class DataPlane:
         )
         self._stop_lock = threading.Lock()
         self._stopped = False
+        self._settled = False
 
     def _make_loop(self) -> CoreLoop:
         """The fast front where gRPC is on, allowed and supported by this grpcio; else a loop of its own."""
@@ -113,7 +115,16 @@ class DataPlane:
 
     def wait_loaded(self, timeout: float | None = None) -> bool:
         """Wait for the first load of the repository to end, well or badly; False when `timeout` seconds passed."""
-        return self.repository.wait_initial(timeout)
+        if not self.repository.wait_initial(timeout):
+            return False
+        if not self._settled:
+            self._settled = True
+            # What is loaded by now stays for good: taken out of the collector's sight, a collection costs microseconds, not tens of
+            # milliseconds in the middle of a request. Requests make no cycles, so collections can be rare too.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 50)
+        return True
 
     def stop(self) -> bool:
         """Drain and end: not ready, lame duck, refuse new requests, finish those in flight within the exit timeout, unload.

@@ -78,7 +78,7 @@ def _fuse(net: efficientnet.EfficientNetLite0) -> None:
 
 def _save(net: torch.nn.Module, example: tuple[torch.Tensor, ...], target: Path) -> None:
     trace: Callable[..., torch.jit.ScriptModule] = torch.jit.trace
-    torch.jit.save(torch.jit.freeze(trace(net, example)), target)
+    torch.jit.save(torch.jit.freeze(trace(net, example, check_trace=False)), target)
 
 
 def _place(source: Path, target: Path) -> None:

@@ -50,18 +50,18 @@ class TorchInstance:
         use_intra_op_threads(self._threads)
         arrays = self._stacker.gather(requests)
         with self._mode:
-            arguments = self._binding.arguments(arrays)
-            ready = perf_counter_ns()
             try:
+                arguments = self._binding.arguments(arrays)
+                ready = perf_counter_ns()
                 results = program.run(arguments)
                 if self._cuda is not None:  # kernels run on; without waiting their time would count as output's
                     torch.cuda.current_stream(self._cuda).synchronize()
+                done = perf_counter_ns()
+                outputs = self._binding.arrays(results, requested_outputs(requests, self._binding.outputs))
             except ServingError:
                 raise
             except Exception as error:
                 raise internal(f"PyTorch execute failure: {error_text(error)}") from error
-            done = perf_counter_ns()
-            outputs = self._binding.arrays(results, requested_outputs(requests, self._binding.outputs))
         responses = self._stacker.scatter(outputs, requests)
         if self._clean_cache:
             torch.cuda.empty_cache()

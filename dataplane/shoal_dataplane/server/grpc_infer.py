@@ -188,6 +188,8 @@ class _StreamEntry:
 
     def respond(self, request: InferRequest, response: InferResponse) -> None:
         self.final = response.final
+        if response.final:
+            self.request = None  # or the two would keep each other alive
         error = response.error
         if error is None and self.classes:
             try:

@@ -161,7 +161,9 @@ class Server:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels; 0 when there is none."""
         wanted = set(labels.items())
-        return sum(value for key, value in self.metrics().get(name, {}).items() if wanted <= set(key))
+        found = self.metrics()
+        series = found.get(name) or found.get(f"{name}_total", {})  # the parser names every counter so
+        return sum(value for key, value in series.items() if wanted <= set(key))
 
     def close(self) -> None:
         """Close the connection."""

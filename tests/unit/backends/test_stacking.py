@@ -67,7 +67,7 @@ def test_rows_of_all_requests_are_joined_in_order() -> None:
 @pytest.mark.parametrize("wire", [True, False])
 def test_a_single_request_is_not_copied(wire: bool) -> None:
     data = ramp((2, 3))
-    tensor = Tensor("x", "FP32", (2, 3), memoryview(data).cast("B") if wire else data)
+    tensor = Tensor("x", "FP32", (2, 3), data.data.cast("B") if wire else data)
     gathered = stacker().gather([request({"x": tensor})])["x"]
     assert gathered.shape == (2, 3)
     assert np.shares_memory(gathered, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import completed, load, ramp, request, run, run_one
 
 pytestmark = [
+    pytest.mark.soak,  # half a minute of C++ compiler
     pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++"),
     pytest.mark.timeout(600),
 ]
@@ -30,11 +32,12 @@ class Scale(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a package with a free first size, compiled once (half a minute of C++)."""
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a package with a free first size, compiled once."""
     folder = tmp_path_factory.mktemp("aoti") / "1"
     folder.mkdir()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         warnings.simplefilter("ignore")
         program = torch.export.export(
             Scale(),
@@ -43,7 +46,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             dynamic_shapes={"x": {0: Dim.DYNAMIC}, "factor": {0: Dim.DYNAMIC}},
         )
         torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
-    return folder
+    yield folder
 
 
 def text(x: str = "x", factor: str = "factor", product: str = "product", *, batch: int = 8, dims: str = "4") -> str:
