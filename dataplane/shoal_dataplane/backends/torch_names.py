@@ -18,7 +18,7 @@ from shoal_dataplane.core.errors import invalid
 
 logger = logging.getLogger(__name__)
 
-_INDEXED: Final = re.compile(r".*?__(\d+)")
+_INDEXED: Final = re.compile(r"(?:(?!__).)*__(\d+)")  # after the first "__" nothing but the index, as in Triton
 
 
 def positions(
@@ -35,7 +35,7 @@ def positions(
     elif all(indices):
         found = tuple(int(match[1]) for match in indices if match)
     else:
-        if known:
+        if known and count != 1:
             logger.warning(
                 "model '%s': the %ss %s are neither names that the model knows (%s) nor of the form <name>__<index>; taking them in the "
                 "order of the configuration",

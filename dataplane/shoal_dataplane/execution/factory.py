@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 EXECUTION_PARAMETER = "SHOAL_EXECUTION"
 MODES = ("auto", "inline", "thread", "process")
+DEFAULT_QUEUE_LIMIT = 65_536
+"""Requests that may wait for a model whose queue policy sets no max_queue_size: nothing is unbounded."""
 HOLD_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 """As in Triton: hold every scheduler until so many requests are queued, so that a test can assert how batches are composed."""
 
@@ -64,7 +66,7 @@ class ModelFactory:
             model = ServedModel(
                 config,
                 spec,
-                scheduler_for(config, hold_until=self._hold_until),
+                scheduler_for(config, default_limit=DEFAULT_QUEUE_LIMIT, hold_until=self._hold_until),
                 executors,
                 self._loop,
                 ModelStatistics(source.name, source.version),

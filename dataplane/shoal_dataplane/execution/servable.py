@@ -67,6 +67,7 @@ class ServedModel:
         request.cancelled = True
         if self._scheduler.remove(request):
             self._fail(request, cancelled())
+            self._defer_pump()  # what is left may now be a preferred size
             return
         for batch, executor, _ in self._running.values():
             if request in batch.requests:

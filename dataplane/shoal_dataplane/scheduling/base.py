@@ -14,7 +14,12 @@ from shoal_dataplane.core.request import InferRequest
 
 
 class Cut(enum.StrEnum):
-    """Why a batch was closed: the `reason` label of shoal_batch_cut_total. Part of the metrics contract."""
+    """Why a batch was closed: the `reason` label of shoal_batch_cut_total. Part of the metrics contract.
+
+    PREFERRED: at a preferred size. FULL: at max_batch_size, or past the largest preferred size. DELAY: the oldest request had waited for
+    max_queue_delay. NO_DELAY: all that was there, none being configured. SHAPE: the next request cannot share a batch with these.
+    OVERSIZE: with the next request it would be too large. SINGLE: the model runs requests one by one.
+    """
 
     PREFERRED = "preferred_size"
     FULL = "full"

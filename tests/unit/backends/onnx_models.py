@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 Array = np.ndarray[Any, Any]
 Size = int | str | None
-Value = tuple[str, int, Sequence[Size] | None]
-"""Name, ONNX element type, shape."""
+Value = tuple[str, int, Sequence[Any] | None]
+"""Name, ONNX element type, shape (numbers, names, None for a size without a name)."""
 
 FLOAT = TensorProto.FLOAT
 STRING = TensorProto.STRING
@@ -63,7 +63,7 @@ def mlp(folder: Path, *, external: bool = False) -> Path:
 
 def elementwise(folder: Path, operator: str, kind: int, shape: Sequence[Size], out_kind: int | None = None) -> Path:
     """x -> y, one operator of one input."""
-    attributes = {"to": out_kind} if operator == "Cast" else {}
+    attributes: dict[str, Any] = {"to": out_kind} if operator == "Cast" else {}
     return save(
         folder,
         [helper.make_node(operator, ["x"], ["y"], **attributes)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ class Scale(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a package with a free first size, compiled once."""
     folder = tmp_path_factory.mktemp("aoti") / "1"
     folder.mkdir()
@@ -46,7 +45,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             dynamic_shapes={"x": {0: Dim.DYNAMIC}, "factor": {0: Dim.DYNAMIC}},
         )
         torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
-    yield folder
+    return folder
 
 
 def text(x: str = "x", factor: str = "factor", product: str = "product", *, batch: int = 8, dims: str = "4") -> str:

@@ -313,8 +313,8 @@ def test_a_module_saved_while_training_is_served_for_inference(tmp_path: Path) -
 
 def test_a_module_saved_frozen_is_served(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    frozen = torch.jit.freeze(torch.jit.script(Mlp().eval()))  # type: ignore[no-untyped-call]
-    torch.jit.save(frozen, str(tmp_path / "1/model.pt"))  # type: ignore[no-untyped-call]
+    frozen = torch.jit.freeze(torch.jit.script(Mlp().eval()))
+    torch.jit.save(frozen, str(tmp_path / "1/model.pt"))
     instance = load(BACKEND, tmp_path / "1", MLP)
     assert run_one(instance, INPUT__0=ramp((1, 8)))["OUTPUT__0"].shape == (1, 3)
 
@@ -411,19 +411,55 @@ Y4 = tensor("output", "OUTPUT__0")
     ("module", "text", "message"),
     [
         (TakesANumber(), X4 + Y4, "An input of type 'int' was detected in the model ('factor')"),
-        (ReturnsANumber(), X4 + Y4, "output must be of type Tensor, List[str], a Tuple of these, List[Tensor] or Dict[str, Tensor], forward() returns int"),
+        (
+            ReturnsANumber(),
+            X4 + Y4,
+            "output must be of type Tensor, List[str], a Tuple of these, List[Tensor] or Dict[str, Tensor], "
+            "forward() returns int",
+        ),
         (SumAndDifference(), X4 + Y4, "configuration expects 1 inputs, model provides 2: no input feeds b"),
-        (SumAndDifference(), tensor("input", "a") + tensor("input", "b") + tensor("input", "c") + Y4,
-         "configuration expects input 'c' at index 2, model provides 2 inputs"),
-        (SumAndDifference(), tensor("input", "X__0") + tensor("input", "Y__0") + Y4, "inputs 'X__0' and 'Y__0' both mean the model's input at index 0"),
-        (Identity(), X4 + tensor("output", "OUTPUT__1"), "configuration expects output 'OUTPUT__1' at index 1, model provides 1 outputs"),
-        (Identity(), tensor("input", "x", "STRING", "-1") + Y4, "input 'x' is TYPE_STRING, the model's argument 'x' is a Tensor"),
-        (Strings(), tensor("input", "words", "FP32", "-1") + Y4, "input 'words' is no TYPE_STRING, the model's argument 'words' is a List[str]"),
-        (WithDefaults(), X4 + tensor("input", "factor", "INT64", "1") + Y4, "input 'factor' feeds the argument 'factor', which takes no tensor"),
-        (Identity(), X4 + Y4 + parameter("INFERENCE_MODE", "maybe"), "parameter 'INFERENCE_MODE' must be true or false, got 'maybe'"),
-        (Identity(), X4 + Y4 + parameter("INTRA_OP_THREAD_COUNT", "-2"), "parameter 'INTRA_OP_THREAD_COUNT' must be a whole number of 0 or more, got '-2'"),
+        (
+            SumAndDifference(),
+            tensor("input", "a") + tensor("input", "b") + tensor("input", "c") + Y4,
+            "configuration expects input 'c' at index 2, model provides 2 inputs",
+        ),
+        (
+            SumAndDifference(),
+            tensor("input", "X__0") + tensor("input", "Y__0") + Y4,
+            "inputs 'X__0' and 'Y__0' both mean the model's input at index 0",
+        ),
+        (
+            Identity(),
+            X4 + tensor("output", "OUTPUT__1"),
+            "configuration expects output 'OUTPUT__1' at index 1, model provides 1 outputs",
+        ),
+        (
+            Identity(),
+            tensor("input", "x", "STRING", "-1") + Y4,
+            "input 'x' is TYPE_STRING, the model's argument 'x' is a Tensor",
+        ),
+        (
+            Strings(),
+            tensor("input", "words", "FP32", "-1") + Y4,
+            "input 'words' is no TYPE_STRING, the model's argument 'words' is a List[str]",
+        ),
+        (
+            WithDefaults(),
+            X4 + tensor("input", "factor", "INT64", "1") + Y4,
+            "input 'factor' feeds the argument 'factor', which takes no tensor",
+        ),
+        (
+            Identity(),
+            X4 + Y4 + parameter("INFERENCE_MODE", "maybe"),
+            "parameter 'INFERENCE_MODE' must be true or false, got 'maybe'",
+        ),
+        (
+            Identity(),
+            X4 + Y4 + parameter("INTRA_OP_THREAD_COUNT", "-2"),
+            "parameter 'INTRA_OP_THREAD_COUNT' must be a whole number of 0 or more, got '-2'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_does_not_fit_forward_is_refused(
     tmp_path: Path, module: torch.nn.Module, text: str, message: str
 ) -> None:

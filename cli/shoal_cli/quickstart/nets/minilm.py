@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -84,7 +83,6 @@ def load(weights: Mapping[str, Tensor]) -> MiniLM:
             state[{"word": "words", "position": "positions", "token_type": "types"}[part] + ".weight"] = value
         elif name.startswith("embeddings.LayerNorm."):
             state[name.replace("embeddings.LayerNorm", "norm")] = value
-    with torch.device("meta"):
-        net = MiniLM()
+    net = MiniLM()
     net.load_state_dict(state, strict=True, assign=True)
     return net.eval()
