@@ -27,7 +27,7 @@ POLICIES = {
     "q_reject": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 300000 allow_timeout_override: true } }",
     "q_fixed": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1500000 } }",
     "q_zero": "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
-    "q_delay": "dynamic_batching { default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 100000 } }",
+    "q_delay": "dynamic_batching { default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 800000 } }",
     "q_priority": "dynamic_batching { priority_levels: 3 default_priority_level: 2 "
     "priority_queue_policy { key: 3 value { max_queue_size: 1 } } }",
     "q_plain": "",
@@ -176,7 +176,7 @@ def test_delayed_requests_go_after_those_that_are_in_time(server: Server, gate: 
     hold = gate("delay")
     running = occupy(server, "q_delay", hold)
     late = [queue_one(server, "q_delay", value, value) for value in (1, 2)]
-    time.sleep(0.2)
+    time.sleep(1.0)
     futures = [*late, queue_one(server, "q_delay", 3, 3)]
     done, all_answered = order_of_answers(futures)
     hold.open()

@@ -45,9 +45,18 @@ def fetch_wheel(wheel: Wheel, cache: Path, progress: Progress = silent) -> Path:
 
     Raises FetchError: no index within reach, a hash that differs, no pip, a full disk.
     """
-    target = cache / "wheels" / f"{wheel.name}-{wheel.version}-{wheel.sha256[:16]}"
+    target = _place(wheel, cache)
     ensure_folder(target, functools.partial(_complete, wheel), functools.partial(_make, wheel, progress=progress))
     return target
+
+
+def is_fetched(wheel: Wheel, cache: Path) -> bool:
+    """Does the cache have the wheel's members?"""
+    return _complete(wheel, _place(wheel, cache))
+
+
+def _place(wheel: Wheel, cache: Path) -> Path:
+    return cache / "wheels" / f"{wheel.name}-{wheel.version}-{wheel.sha256[:16]}"
 
 
 def _complete(wheel: Wheel, folder: Path) -> bool:

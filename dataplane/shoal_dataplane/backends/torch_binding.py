@@ -11,7 +11,7 @@ from shoal_api.protocol import model_config_pb2 as mc
 from shoal_dataplane.backends.signature import check_max_batch_size, check_tensor
 from shoal_dataplane.backends.torch_names import positions
 from shoal_dataplane.backends.torch_program import REQUIRED, ArgumentKind, Program
-from shoal_dataplane.backends.torch_tensors import Array, converter, reader, to_strings
+from shoal_dataplane.backends.torch_tensors import Array, converter, number_reader, reader, to_strings
 from shoal_dataplane.core.dtypes import BY_CONFIG
 from shoal_dataplane.core.errors import internal, invalid
 
@@ -105,6 +105,13 @@ def _feed(
         )
     if strings:
         return Feed(name, lambda array: to_strings(model, name, array), argument.default)
+    if argument.kind is not ArgumentKind.TENSOR:
+        if config.max_batch_size > 0:
+            raise invalid(
+                f"unable to load model '{model}', input '{name}' feeds the argument '{argument.name}', one {argument.kind.value} for the "
+                "whole batch: such a model is configured with max_batch_size 0"
+            )
+        return Feed(name, number_reader(model, name, argument.kind.value), argument.default)
     convert = converter(wires[name], device, copy=program.writes_inputs)
     if program.signature is not None and not program.signature.inputs[index].shape:
         return Feed(name, lambda array: convert(array.reshape(())), argument.default)

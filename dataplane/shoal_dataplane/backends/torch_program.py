@@ -15,6 +15,9 @@ class ArgumentKind(enum.Enum):
 
     TENSOR = "Tensor"
     STRINGS = "List[str]"
+    INT = "int"
+    FLOAT = "float"
+    BOOL = "bool"
     FIXED = "fixed"
     """Its default, always: no request can feed it."""
 

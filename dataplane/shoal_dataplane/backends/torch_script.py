@@ -101,13 +101,13 @@ def _argument(model: str, argument: Any) -> Argument:
     kind = str(argument.type)
     if kind in ("Tensor", "Optional[Tensor]"):
         return Argument(argument.name, ArgumentKind.TENSOR, default)
-    if kind == "List[str]":
-        return Argument(argument.name, ArgumentKind.STRINGS, default)
+    if kind in ("List[str]", "int", "float", "bool"):
+        return Argument(argument.name, ArgumentKind(kind), default)
     if default is not REQUIRED:
         return Argument(argument.name, ArgumentKind.FIXED, default)
     raise invalid(
         f"unable to load model '{model}': An input of type '{kind}' was detected in the model ('{argument.name}'). Only a single input of "
-        "type Dict(str, Tensor) or input(s) of type Tensor or List[str] are supported."
+        "type Dict(str, Tensor) or input(s) of type Tensor, List[str], int, float or bool are supported."
     )
 
 

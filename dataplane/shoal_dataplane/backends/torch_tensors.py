@@ -131,3 +131,19 @@ def to_strings(model: str, name: str, array: Array) -> list[str]:
                 f"element {index} of input '{name}' for model '{model}' is not valid UTF-8: {error.reason} at byte {error.start}"
             ) from None
     return strings
+
+
+_NUMBERS: Final[dict[str, Callable[[Any], int | float]]] = {"bool": bool, "float": float, "int": int}
+
+
+def number_reader(model: str, name: str, kind: str) -> Callable[[Array], int | float]:
+    """Return the function that makes the Python number of type `kind` of an array of one element. It raises
+    ServingError(INVALID_ARGUMENT) for an array of another size."""
+    make = _NUMBERS[kind]
+
+    def read(array: Array) -> int | float:
+        if array.size != 1:
+            raise invalid(f"input '{name}' for model '{model}' must be one number, got shape {list(array.shape)}")
+        return make(array.reshape(-1)[0])
+
+    return read

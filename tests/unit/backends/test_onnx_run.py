@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from shoal_dataplane.backends.onnx_backend import BACKEND
 from shoal_dataplane.backends.onnx_session import session_options
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import (
+    Array,
     bfloat16,
     completed,
     config,
@@ -28,7 +31,7 @@ from tests.unit.backends.loading import (
 from tests.unit.backends.onnx_models import FLOAT, STRING, elementwise, mlp, save, sum_and_difference
 
 
-def directly(version_dir: Path, **inputs: np.ndarray) -> list[np.ndarray]:
+def directly(version_dir: Path, **inputs: Array) -> list[Array]:
     session = ort.InferenceSession(str(version_dir / "model.onnx"), providers=["CPUExecutionProvider"])
     return session.run(None, inputs)  # type: ignore[no-any-return]
 
@@ -40,6 +43,44 @@ def test_a_batch_of_requests_equals_direct_calls(tmp_path: Path) -> None:
     for part, answer in zip(parts, found, strict=True):
         np.testing.assert_allclose(answer["y"], directly(tmp_path / "1", x=part)[0], rtol=1e-6)
     instance.close()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_how_rows_are_spread_over_requests_changes_no_answer(tmp_path: Path, rows: list[int]) -> None:
+    folder = tmp_path / "1"
+    if not folder.exists():
+        elementwise(folder, "Neg", FLOAT, ["batch", 3])
+    instance = load(BACKEND, folder, completed(BACKEND, folder))
+    values = ramp((sum(rows), 3))
+    parts = np.split(values, np.cumsum(rows)[:-1])
+    found = run(instance, *(request({"x": part}) for part in parts))
+    assert [len(answer["y"]) for answer in found] == rows
+    np.testing.assert_array_equal(np.concatenate([answer["y"] for answer in found]), -values)
+
+
+def test_ragged_inputs_are_joined_flat_with_their_counts(tmp_path: Path) -> None:
+    """C12 of Triton's features: what is sent is ragged, what the model sees is flat, and a generated input says how long each is."""
+    save(
+        tmp_path / "1",
+        [
+            helper.make_node("ReduceSum", ["x", "all"], ["total"], keepdims=1),
+            helper.make_node("Mul", ["total", "count"], ["products"]),
+            helper.make_node("Unsqueeze", ["products", "axis"], ["y"]),
+        ],
+        [("x", FLOAT, ["elements"]), ("count", FLOAT, ["requests"])],
+        [("y", FLOAT, ["requests", 1])],
+        {"all": np.array([0]), "axis": np.array([1])},
+    )
+    text = (
+        'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } '
+        'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "count" data_type: TYPE_FP32 source_input: "x" } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }'
+    )
+    instance = load(BACKEND, tmp_path / "1", text)
+    parts = [np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)]
+    found = run(instance, *(request({"x": part}) for part in parts))
+    assert [answer["y"].tolist() for answer in found] == [[[10.0]], [[15.0]]]
 
 
 def test_times_of_the_three_phases_are_measured(tmp_path: Path) -> None:
@@ -54,7 +95,7 @@ def test_only_requested_outputs_are_computed(tmp_path: Path) -> None:
     fetched: list[list[str]] = []
     inner = instance._run  # type: ignore[attr-defined]
 
-    def watch(wanted: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def watch(wanted: list[str], feeds: dict[str, Array]) -> list[Array]:
         fetched.append(list(wanted))
         return inner(wanted, feeds)  # type: ignore[no-any-return]
 
@@ -81,7 +122,7 @@ def test_only_requested_outputs_are_computed(tmp_path: Path) -> None:
 )
 def test_numbers_of_every_width_go_through(tmp_path: Path, kind: int, dtype: type) -> None:
     instance = load(BACKEND, elementwise(tmp_path / "1", "Neg", kind, ["n", 3]), completed(BACKEND, tmp_path / "1"))
-    values = (ramp((2, 3), np.float64) * 100).astype(dtype)
+    values: Array = (ramp((2, 3), np.float64) * 100).astype(dtype)
     np.testing.assert_array_equal(run_one(instance, x=values)["y"], -values)
 
 
@@ -199,8 +240,7 @@ def test_a_folder_of_the_file_s_name_holds_the_model(tmp_path: Path) -> None:
 
 def test_a_failure_while_running_is_the_batch_s_and_the_instance_goes_on(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
-    shapes = [("x", FLOAT, ["n"]), ("shape", TensorProto.INT64, [2])]
-    save(tmp_path / "1", nodes, shapes, [("y", FLOAT, ["a", "b"])])
+    save(tmp_path / "1", nodes, [("x", FLOAT, ["n"]), ("shape", TensorProto.INT64, [2])], [("y", FLOAT, ["a", "b"])])
     instance = load(BACKEND, tmp_path / "1", completed(BACKEND, tmp_path / "1"))
     x = ramp((6,))
     with pytest.raises(ServingError) as caught:
@@ -222,11 +262,11 @@ def test_bytes_at_an_odd_offset_give_the_same_answer(tmp_path: Path) -> None:
 
 def test_large_tensors_are_not_copied(tmp_path: Path) -> None:
     instance = load(BACKEND, elementwise(tmp_path / "1", "Neg", FLOAT, ["n", 1]), completed(BACKEND, tmp_path / "1"))
-    seen: list[np.ndarray] = []
+    seen: list[Array] = []
     inner = instance._run  # type: ignore[attr-defined]
 
-    def watch(wanted: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        results: list[np.ndarray] = inner(wanted, feeds)
+    def watch(wanted: list[str], feeds: dict[str, Array]) -> list[Array]:
+        results: list[Array] = inner(wanted, feeds)
         seen.extend([feeds["x"], results[0]])
         return results
 

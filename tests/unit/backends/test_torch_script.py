@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from shoal_dataplane.backends.torch_backend import BACKEND
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import (
+    Array,
     bfloat16,
     completed,
     from_bfloat16,
@@ -153,6 +155,32 @@ def test_arguments_with_defaults_may_be_optional_or_not_configured(tmp_path: Pat
     np.testing.assert_array_equal(run_one(instance, x=x)["y"], x * 3)
     with pytest.raises(ServingError, match="input 'x' is optional, the model's argument 'x' has no default"):
         load(BACKEND, tmp_path / "1", tensor("input", "x", more="optional: true") + tensor("output", "y"))
+
+
+class Numbers(torch.nn.Module):
+    def forward(self, x: torch.Tensor, times: int, plus: float = 0.5, negate: bool = False) -> torch.Tensor:
+        y = x * times + plus
+        return -y if negate else y
+
+
+def test_numbers_come_from_tensors_of_one_element(tmp_path: Path) -> None:
+    text = tensor("input", "x") + tensor("output", "y") + tensor("input", "times", "INT64", "1")
+    script(tmp_path / "1", Numbers())
+    x, times = ramp((4,)), np.array([3])
+    np.testing.assert_array_equal(run_one(load(BACKEND, tmp_path / "1", text), x=x, times=times)["y"], x * 3 + 0.5)
+    full = text + tensor("input", "negate", "BOOL", "1") + tensor("input", "plus", "FP32", "-1", "optional: true")
+    instance = load(BACKEND, tmp_path / "1", full)
+    more = {"plus": np.array([2], np.float32), "negate": np.array([True])}
+    np.testing.assert_array_equal(run_one(instance, x=x, times=times, **more)["y"], -(x * 3 + 2))
+    with pytest.raises(
+        ServingError, match="input 'plus' for model 'm' must be one number, got shape \\[2\\]"
+    ) as caught:
+        run_one(instance, x=x, times=times, negate=more["negate"], plus=np.zeros(2, np.float32))
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    with pytest.raises(
+        ServingError, match="one int for the whole batch: such a model is configured with max_batch_size 0"
+    ):
+        load(BACKEND, tmp_path / "1", "max_batch_size: 2 " + text)
 
 
 class Strings(torch.nn.Module):
@@ -369,6 +397,66 @@ def test_each_model_runs_with_its_own_number_of_threads(tmp_path: Path) -> None:
     assert seen == [2, 1, 2, 1]
 
 
+def test_process_wide_settings_are_set_when_a_model_asks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script(tmp_path / "1", Mlp())
+    before = torch._C._jit_set_profiling_mode(False), torch._C._jit_set_profiling_executor(True)
+    try:
+        load(BACKEND, tmp_path / "1", MLP)
+        assert torch._C._jit_set_profiling_mode(False) is False, "no model asked"
+        both = parameter("ENABLE_JIT_PROFILING", "true") + parameter("ENABLE_JIT_EXECUTOR", "false")
+        x = ramp((2, 8))
+        found = [run_one(load(BACKEND, tmp_path / "1", MLP + both), INPUT__0=x)["OUTPUT__0"] for _ in range(3)]
+        for answer in found:
+            np.testing.assert_array_equal(answer, Mlp()(torch.from_numpy(x)).detach().numpy())
+        assert torch._C._jit_set_profiling_mode(False) is True
+        assert torch._C._jit_set_profiling_executor(True) is False
+    finally:
+        torch._C._jit_set_profiling_mode(before[0])
+        torch._C._jit_set_profiling_executor(before[1])
+
+
+def test_the_first_number_of_inter_op_threads_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script(tmp_path / "1", Mlp())
+    before = torch.get_num_interop_threads()
+    for count in ("1", "3"):
+        load(BACKEND, tmp_path / "1", MLP + parameter("INTER_OP_THREAD_COUNT", count))
+    assert "INTER_OP_THREAD_COUNT 3" in caplog.text
+    assert torch.get_num_interop_threads() in (1, before)
+
+
+def test_instances_that_share_a_model_run_at_once(tmp_path: Path) -> None:
+    script(tmp_path / "1", Mlp())
+    instances = [load(BACKEND, tmp_path / "1", MLP) for _ in range(4)]
+    inputs = [ramp((rows, 8)) * rows for rows in (1, 2, 3, 4)]
+
+    def answers_of(at: int) -> list[Array]:
+        return [run_one(instances[at], INPUT__0=inputs[at])["OUTPUT__0"] for _ in range(50)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(answers_of, range(4)))
+    for x, answers in zip(inputs, found, strict=True):
+        expected = Mlp()(torch.from_numpy(x)).detach().numpy()
+        for answer in answers:
+            np.testing.assert_array_equal(answer, expected)
+
+
+class Ragged(torch.nn.Module):
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return (x.sum() * count).unsqueeze(1)
+
+
+def test_ragged_inputs_are_joined_flat_with_their_counts(tmp_path: Path) -> None:
+    text = (
+        'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } '
+        'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "count" data_type: TYPE_FP32 source_input: "x" } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }'
+    )
+    instance = load(BACKEND, script(tmp_path / "1", Ragged()), text)
+    parts = [np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)]
+    found = run(instance, *(request({"x": part}) for part in parts))
+    assert [answer["y"].tolist() for answer in found] == [[[10.0]], [[15.0]]]
+
+
 def test_a_failure_while_running_is_the_batch_s_and_the_instance_goes_on(tmp_path: Path) -> None:
     instance = load(BACKEND, script(tmp_path / "1", Mlp()), MLP.replace("[ 8 ]", "[ -1 ]"))
     with pytest.raises(ServingError) as caught:
@@ -393,9 +481,14 @@ def test_what_a_model_raises_reaches_the_caller_without_its_traceback(tmp_path: 
     assert caught.value.message == "PyTorch execute failure: the sum must not be positive"
 
 
-class TakesANumber(torch.nn.Module):
-    def forward(self, x: torch.Tensor, factor: int) -> torch.Tensor:
-        return x * factor
+class TakesAShape(torch.nn.Module):
+    def forward(self, x: torch.Tensor, shape: list[int]) -> torch.Tensor:
+        return x.reshape(shape)
+
+
+class TakesAListOfNumbers(torch.nn.Module):
+    def forward(self, x: torch.Tensor, values: list[int] | None = None) -> torch.Tensor:
+        return x if values is None else x * len(values)
 
 
 class ReturnsANumber(torch.nn.Module):
@@ -410,7 +503,7 @@ Y4 = tensor("output", "OUTPUT__0")
 @pytest.mark.parametrize(
     ("module", "text", "message"),
     [
-        (TakesANumber(), X4 + Y4, "An input of type 'int' was detected in the model ('factor')"),
+        (TakesAShape(), X4 + Y4, "An input of type 'List[int]' was detected in the model ('shape')"),
         (
             ReturnsANumber(),
             X4 + Y4,
@@ -444,9 +537,9 @@ Y4 = tensor("output", "OUTPUT__0")
             "input 'words' is no TYPE_STRING, the model's argument 'words' is a List[str]",
         ),
         (
-            WithDefaults(),
-            X4 + tensor("input", "factor", "INT64", "1") + Y4,
-            "input 'factor' feeds the argument 'factor', which takes no tensor",
+            TakesAListOfNumbers(),
+            X4 + tensor("input", "values", "INT64", "1") + Y4,
+            "input 'values' feeds the argument 'values', which takes no tensor",
         ),
         (
             Identity(),
