@@ -11,7 +11,6 @@ time that server and worker spend for it in all, system calls and hand-offs betw
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import statistics
 import subprocess
@@ -99,9 +98,8 @@ def per_call(function: Callable[[], object], seconds: float = 0.1) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Time that the threads of a process have spent on a CPU."""
+    return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def codec(batch: Sequence[InferRequest], unlike: Sequence[InferRequest]) -> dict[str, Callable[[], object]]:

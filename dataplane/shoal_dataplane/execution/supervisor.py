@@ -77,8 +77,10 @@ class Supervisor(CoreLoop):
         self.post(arm)
 
     def _run(self) -> None:
-        while not self._stopping:
+        while True:
             self.run_ready()
+            if self._stopping:
+                break
             if self.has_ready():
                 continue
             due = self.next_timer_ns()

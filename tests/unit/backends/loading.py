@@ -106,3 +106,13 @@ def ramp(shape: Sequence[int], dtype: Any = np.float32) -> Array:
     """Different numbers around zero."""
     count = math.prod(shape)
     return (np.arange(count, dtype=np.float64) / max(1, count) - 0.5).astype(dtype).reshape(shape)
+
+
+def tensor(kind: str, name: str, dtype: str = "FP32", dims: str = "4", more: str = "") -> str:
+    """The text of an input or output."""
+    return f'{kind} {{ name: "{name}" data_type: TYPE_{dtype} dims: [ {dims} ] {more} }} '
+
+
+def parameter(key: str, value: str) -> str:
+    """The text of a parameter."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '

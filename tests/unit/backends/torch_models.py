@@ -59,6 +59,13 @@ class Mlp(torch.nn.Module):
         return result
 
 
+MLP_CONFIG = (
+    'max_batch_size: 8 input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 8 ] } '
+    'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 3 ] }'
+)
+"""For a scripted Mlp."""
+
+
 class SumAndDifference(torch.nn.Module):
     """a, b -> (a + b, a - b)."""
 
@@ -97,3 +104,23 @@ class ScaledPair(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, options: dict[str, torch.Tensor], *, bias: torch.Tensor) -> dict[str, Any]:
         return {"scaled": x * 2, "pair": (x + options["a"], x + bias)}
+
+
+class WithDefaults(torch.nn.Module):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None, factor: int = 3) -> torch.Tensor:
+        return x * factor if bias is None else x * factor + bias
+
+
+class Strings(torch.nn.Module):
+    def forward(self, words: list[str]) -> tuple[list[str], torch.Tensor]:
+        shouted: list[str] = []
+        for word in words:
+            shouted.append(word + "!")
+        return shouted, torch.tensor([len(word) for word in words])
+
+
+STRINGS_CONFIG = (
+    'input { name: "words" data_type: TYPE_STRING dims: [ -1 ] } '
+    'output { name: "shouted" data_type: TYPE_STRING dims: [ -1 ] } output { name: "lengths" data_type: TYPE_INT64 dims: [ -1 ] }'
+)
+"""For a scripted Strings."""

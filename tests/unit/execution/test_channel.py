@@ -253,7 +253,7 @@ def test_a_segment_that_is_named_twice_at_once_is_refused(pair: tuple[Side, Side
 
 def test_ids_that_mean_nothing_are_ignored(pair: tuple[Side, Side]) -> None:
     ours, theirs = pair
-    ours.channel.sock.send(header(released=2, dropped=1) + struct.pack("<3I", 7, 1, 9))
+    ours.channel.sock.send(header(released=2, dropped=1) + struct.pack("<3I4x", 7, 1, 9))
     (frame,) = theirs.channel.receive()
     assert (frame.head, bytes(frame.payload)) == (b"", b"")
 
@@ -329,7 +329,7 @@ def test_a_peer_that_never_reads_is_given_up() -> None:
     sender.close()
     theirs.close()
     pool.close()
-    wait_for(lambda: len(open_descriptors()) == before - 3)
+    wait_for(lambda: len(open_descriptors()) <= before - 3)
 
 
 def test_a_peer_that_is_gone_is_an_error_of_the_sender() -> None:
