@@ -18,10 +18,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from google.protobuf import text_format
 
 from shoal_api.protocol import model_config_pb2 as mc
@@ -32,7 +31,7 @@ from shoal_dataplane.core.model_spec import compile_spec
 from shoal_dataplane.core.request import InferRequest, Signature
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Tensor
-from shoal_dataplane.execution.bridge import ServerBridge
+from shoal_dataplane.execution.bridge import Ready, ServerBridge
 from shoal_dataplane.execution.channel import Channel, Kind
 from shoal_dataplane.execution.process import ProcessExecutor
 from shoal_dataplane.execution.shm import SegmentPool, SegmentTable
@@ -65,13 +64,13 @@ class NoServer:
     def cancel(self, request: InferRequest) -> None:
         raise NotImplementedError
 
-    def load_model(self, repository: str, name: str, parameters: object) -> None:
+    def load_model(self, repository: str, name: str, parameters: Mapping[str, str | bytes]) -> None:
         raise NotImplementedError
 
     def unload_model(self, repository: str, name: str, unload_dependents: bool) -> None:
         raise NotImplementedError
 
-    def model_ready(self, name: str, version: str) -> bool:  # type: ignore[override]
+    def model_ready(self, name: str, version: str) -> Ready:
         raise NotImplementedError
 
 

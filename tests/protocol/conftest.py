@@ -40,9 +40,9 @@ def server(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         running.close()
         return
     folder = tmp_path_factory.mktemp("shared")
-    with ServedProcess(target, Repository(folder / "models"), folder / "server.log", EXPLICIT) as started:
-        started.wait_ready()
-        yield started
+    flags = [*EXPLICIT, "--exit-timeout-secs=10"]
+    with ServedProcess(target, Repository(folder / "models"), folder / "server.log", flags) as started:
+        yield started.wait_ready()
 
 
 @pytest.fixture(scope="module")

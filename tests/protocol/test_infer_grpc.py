@@ -89,9 +89,9 @@ def test_every_datatype_comes_back_bit_for_bit(server: Server, kind: str) -> Non
 
 TYPED = {
     "BOOL": "bool_contents",
-    **{kind: "int_contents" for kind in ("INT8", "INT16", "INT32")},
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
-    **{kind: "uint_contents" for kind in ("UINT8", "UINT16", "UINT32")},
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",

@@ -26,9 +26,9 @@ def _models(deploy: Deploy) -> None:
     )
     deploy("meta_plain", max_batch_size=0)
     deploy("meta_versions", versions=(1, 2, 10), more="version_policy { latest { num_versions: 2 } }")
+    tensor = "data_type: TYPE_FP32 dims: [ 4 ]"
     deploy(
-        "meta_minimal",
-        config='backend: "python"\n input [ { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] } ]\n output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] } ]\n',
+        "meta_minimal", config=f'backend: "python" input {{ name: "IN" {tensor} }} output {{ name: "OUT" {tensor} }}'
     )
     deploy("meta_dynamic", more="dynamic_batching { max_queue_delay_microseconds: 100 }", parameters={"note": "kept"})
 

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.http import InferenceServerClient as HttpClient
 
 from tests.protocol.conftest import Gate
-from tests.protocol.harness.grpc_calls import arrays, refused
+from tests.protocol.harness.grpc_calls import arrays, refused, request
 from tests.protocol.harness.repository import MODELS, Repository, Tensor
 from tests.protocol.harness.server import Server
 from tests.protocol.harness.targets import Target
@@ -101,7 +101,7 @@ def test_tritonclient_loads_and_unloads(server: Server, repository: Repository) 
         assert client.is_model_ready("r_client")
         client.unload_model("r_client")
     with HttpClient(server.http_address) as client:
-        client.load_model("r_client", config=json.dumps({"backend": "python", "max_batch_size": 2}) if False else None)
+        client.load_model("r_client")
         assert client.is_model_ready("r_client")
         client.unload_model("r_client")
 
@@ -191,8 +191,6 @@ def test_requests_that_run_finish_while_their_model_is_unloaded(
     )
     server.load("r_busy")
     hold = gate("busy")
-    from tests.protocol.harness.grpc_calls import request
-
     running = server.later(request("r_busy", {"IN": np.ones(1, np.float32)}, parameters=hold.parameters))
     wait_for("it runs", hold.entered)
     queued = server.later(request("r_busy", {"IN": np.ones(1, np.float32) * 2}))
@@ -265,7 +263,7 @@ def test_files_in_the_load_request_make_versions(server: Server, repository: Rep
     assert value_of(server, "r_files") == 9
     assert value_of(server, "r_files", "7") == 9
     wait_for("the old version is gone", lambda: server.index().get(("r_files", "1"), ("", ""))[0] != "READY")
-    with refused("NOT_FOUND"):
+    with refused("NOT_FOUND|UNAVAILABLE", "'r_files' version 1 is not"):
         value_of(server, "r_files", "1")
 
 
@@ -317,19 +315,15 @@ def test_a_load_that_makes_no_sense_is_refused(server: Server, repository: Repos
 @pytest.mark.parametrize(
     ("config", "pattern"),
     [
-        ("nosuchfield: 3\n", r"config\.pbtxt.*line 1.*nosuchfield"),
-        ('backend: "python"\nmax_batch_size: "many"\n', r"config\.pbtxt.*line 2.*max_batch_size"),
+        ("nosuchfield: 3\n", r"config\.pbtxt:1:.*nosuchfield"),
+        ('backend: "python"\nmax_batch_size: "many"\n', r"config\.pbtxt:2:17: .*max_batch_size"),
         (
             'backend: "python"\ninput [ { name: "IN" data_type: TYPE_FP31 dims: [ 1 ] } ]\n',
-            r"config\.pbtxt.*line 2.*TYPE_FP31",
+            r"config\.pbtxt:2:33: .*TYPE_FP31",
         ),
-        ('backend: "python"\n\n\ninput [ {', r"config\.pbtxt.*line"),
+        ('backend: "python"\n\n\ninput [ {', r"config\.pbtxt:4:10: "),
         ('name: "another"\nbackend: "python"\n', r"another"),
         ('backend: "python"\nmax_batch_size: -1\n', r"max_batch_size|batch"),
-        (
-            'backend: "nosuchbackend"\n' + 'input [ { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] } ]\n' * 1,
-            r"nosuchbackend",
-        ),
     ],
 )
 @pytest.mark.differs("config-errors")
@@ -339,6 +333,12 @@ def test_a_broken_configuration_is_named_by_file_line_and_field(
     repository.model("r_config", config=config)
     with refused("INTERNAL|INVALID_ARGUMENT", f"(?s)r_config.*{pattern}"):
         server.load("r_config")
+
+
+def test_an_unknown_backend_is_named(server: Server, repository: Repository) -> None:
+    repository.model("r_backend", backend="nosuchbackend")
+    with refused("INTERNAL|INVALID_ARGUMENT", "r_backend.*nosuchbackend"):
+        server.load("r_backend")
 
 
 def test_a_model_that_cannot_start_says_why(server: Server, repository: Repository, target: Target) -> None:
@@ -354,7 +354,8 @@ def test_a_model_that_cannot_start_says_why(server: Server, repository: Reposito
         server.infer("r_broken", {"IN": X})
     wait_for("the server is not ready", lambda: not server.ready())
     server.unload("r_broken")
-    wait_for("it is ready again", server.ready)
+    if target.pick("failed-model-readiness", shoal=True, triton=False):
+        wait_for("it is ready again", server.ready)
 
 
 def test_a_model_without_a_version_says_so(server: Server, repository: Repository) -> None:
@@ -392,7 +393,7 @@ def test_a_version_folder_without_its_file_says_so(server: Server, repository: R
 def test_the_version_policy_chooses(server: Server, repository: Repository, policy: str, served: list[int]) -> None:
     repository.model("r_policy", versions=(1, 3, 10, "02", "x"), more=policy, execution="thread")
     server.load("r_policy")
-    assert sorted(int(version) for (name, version) in server.index() if name == "r_policy") == served
+    assert sorted(int(version) for name, version in server.index(ready=True) if name == "r_policy") == served
     assert server.infer("r_policy", {"IN": X}).model_version == str(served[-1])
     for version in served:
         assert server.infer("r_policy", {"IN": X}, version=str(version)).model_version == str(version)
@@ -444,12 +445,51 @@ def test_fields_without_a_meaning_here_are_accepted(server: Server, repository: 
     assert shown["optimization"]["cuda"]["busy_wait_events"] is True
 
 
-def test_a_warmup_runs_before_the_model_is_ready(server: Server, repository: Repository, tmp_path: Any) -> None:
-    warmup = 'model_warmup [ { name: "w" batch_size: 2 count: 3 inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } } ]'
+def test_a_warmup_runs_before_the_model_is_ready(
+    server: Server, repository: Repository, target: Target, tmp_path: Any
+) -> None:
+    tensor = 'inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }'
+    warmup = f'model_warmup [ {{ name: "w" batch_size: 2 count: 3 {tensor} }} ]'
     repository.model("r_warm", "marks", more=warmup, parameters={"folder": str(tmp_path)})
     server.load("r_warm")
     assert (tmp_path / "executed").read_text() == "xxx"
-    assert server.statistics("r_warm").inference_count == server.statistics("r_warm").execution_count == 0 or True
+    counted = target.pick("warmup-statistics", shoal=0, triton=3)
+    assert server.statistics("r_warm").execution_count == counted
+    assert server.metric("nv_inference_exec_count", model="r_warm") == counted
+
+
+@pytest.mark.parametrize(
+    ("warmup", "pattern"),
+    [
+        ('name: "w" batch_size: 1', "r_warm"),
+        (
+            'name: "w" batch_size: 1 inputs { key: "XX" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }',
+            "XX|IN",
+        ),
+        (
+            'name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 5 ] zero_data: true } }',
+            "IN",
+        ),
+        (
+            'name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] input_data_file: "no" } }',
+            "no",
+        ),
+    ],
+)
+def test_a_warmup_that_does_not_fit_fails_the_load(
+    server: Server, repository: Repository, warmup: str, pattern: str
+) -> None:
+    repository.model("r_warm", more=f"model_warmup [ {{ {warmup} }} ]", execution="thread")
+    with refused("INVALID_ARGUMENT|INTERNAL", f"(?s)r_warm.*({pattern})"):
+        server.load("r_warm")
+
+
+@pytest.mark.differs("warmup-batch", run=False)
+def test_a_warmup_of_a_batch_beyond_the_largest_fails_the_load(server: Server, repository: Repository) -> None:
+    tensor = 'inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } }'
+    repository.model("r_warm", more=f'model_warmup [ {{ name: "w" batch_size: 99 {tensor} }} ]', execution="thread")
+    with refused("INVALID_ARGUMENT|INTERNAL", "(?s)r_warm.*8"):
+        server.load("r_warm")
 
 
 @pytest.mark.differs("later-schedulers")

@@ -322,8 +322,8 @@ class QueuedChannel(Channel):
             return True
 
     def close(self) -> None:
-        super().close()
-        with self._send_lock:
+        with self._send_lock:  # or a sender might write into whatever gets the socket's number next
+            super().close()
             for _, fd in self._queue:
                 if fd >= 0:
                     with contextlib.suppress(OSError):

@@ -8,16 +8,17 @@ past their deadlines, and that still runs seconds later, is taken for hung.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from shoal_dataplane.backends.base import Execution, InstanceSpec, ModelContext
-from shoal_dataplane.backends.worker_options import EXECUTE_TIMEOUT, LOAD_TIMEOUT, MEMORY_LIMIT, WorkerOptions
+from shoal_dataplane.backends.worker_options import MEMORY_LIMIT, WorkerOptions
 from shoal_dataplane.core.errors import Code, Reason, ServingError, internal, unavailable
 from shoal_dataplane.core.loop import CoreLoop
 from shoal_dataplane.execution import messages
@@ -30,28 +31,17 @@ from shoal_dataplane.execution.worker_calls import WorkerCalls
 from shoal_dataplane.execution.worker_output import WorkerOutput
 from shoal_dataplane.execution.worker_output import logger as models_logger
 from shoal_dataplane.execution.worker_process import WorkerProcess, anonymous_memory
+from shoal_dataplane.execution.worker_watch import Running, WorkerWatch
 from shoal_dataplane.scheduling.base import Batch
 
 logger = logging.getLogger(__name__)
 
 STABLE_SECONDS = 60.0
 MAX_BACKOFF_SECONDS = 30.0
-TICK_SECONDS = 1.0
-MEMORY_TICK_SECONDS = 0.2
-STALE_SECONDS = 5.0
-"""How long a batch that nobody waits for any more may run on."""
-READY_SECONDS = 5.0
-"""How long a model's is_ready may take (triton.md F3)."""
-IDLE_SECONDS = 60.0
-"""After so long without a batch, shared memory that is kept for the next one is given back."""
+KILL_SECONDS = 30.0
 
-
-class _Running(NamedTuple):
-    """A batch in a worker, for the supervisor to look at."""
-
-    worker: WorkerProcess
-    batch: Batch
-    started_ns: int  # of the loop's clock
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF})
+"""How a send fails when the process has ended."""
 
 
 class ProcessExecutor:
@@ -68,6 +58,8 @@ class ProcessExecutor:
         Nothing is left behind then.
         """
         executor = cls(context, instance, loop, bridge)
+        if executor._options.memory_bytes is not None and not anonymous_memory(os.getpid()):
+            logger.warning("model '%s': %s has no effect on this system", context.name, MEMORY_LIMIT)
         try:
             executor._supervisor.call(executor._spawn)
             executor._first_outcome.wait()
@@ -77,6 +69,9 @@ class ProcessExecutor:
             release_supervisor()
             raise unavailable(f"the process of model instance '{instance.name}' cannot be started: {error}") from error
         except BaseException:
+            if executor._process is not None:  # interrupted while it loads
+                executor._supervisor.call(partial(executor._kill, "is not wanted any more"))
+                executor._first_outcome.wait()
             release_supervisor()
             raise
         return executor
@@ -91,6 +86,7 @@ class ProcessExecutor:
         self._supervisor = acquire_supervisor()
         # The core loop's:
         self._worker: WorkerProcess | None = None
+        self._watch: WorkerWatch | None = None
         self._batch: Batch | None = None
         self._done: Done | None = None
         self._sequence = 0
@@ -101,17 +97,11 @@ class ProcessExecutor:
         # The supervisor's:
         self._process: WorkerProcess | None = None
         self._calls: WorkerCalls | None = None
+        self._process_watch: WorkerWatch | None = None
         self._loaded_at = 0.0
         self._failures = 0
         self._load_error: ServingError | None = None
-        self._stale_since: float | None = None
-        self._checks_readiness = False
-        self._asked_ready_at: float | None = None
-        self._ready_problem = ""
         # Shared; each is one attribute, written whole:
-        self._running: _Running | None = None
-        self._user_ready = True
-        self._used_at = time.monotonic()
         self._closing = False
         self._first_outcome = threading.Event()
         self._ended = threading.Event()
@@ -124,7 +114,8 @@ class ProcessExecutor:
 
     def healthy(self) -> bool:
         """Is the process there, and, where the model has an is_ready, does that say so? From any thread."""
-        return self._worker is not None and self._user_ready
+        watch = self._watch
+        return watch is not None and watch.ready
 
     @property
     def worker_pid(self) -> int:
@@ -136,27 +127,25 @@ class ProcessExecutor:
         self._callbacks.append(callback)
 
     def submit(self, batch: Batch, done: Done) -> None:
-        worker = self._worker
+        worker, watch = self._worker, self._watch
         self._sequence += 1
         self._batch, self._done = batch, done
         self._submitted_ns = time.perf_counter_ns()
-        if worker is None:
+        if worker is None or watch is None:
             self._finish(unavailable(f"the process of model instance '{self._instance.name}' is being started again"))
             return
-        self._running = _Running(worker, batch, self._loop.now_ns())
+        watch.running = Running(batch, self._loop.now_ns())
         try:
-            worker.data.send(Kind.EXECUTE, *self._encoder.encode(self._sequence, batch.requests))
-        except (BrokenPipeError, ConnectionResetError):
-            """It is gone; `_lost`, which is on its way, fails the batch."""
+            head, parts, size = self._encoder.encode(self._sequence, batch.requests)
+            self._encoded_ns = time.perf_counter_ns()
+            worker.data.send(Kind.EXECUTE, head, parts, size)
         except OSError as error:
-            self._finish(
-                ServingError(
-                    Code.RESOURCE_EXHAUSTED,
-                    f"no shared memory for a batch of model '{self._context.name}': {error}",
-                    Reason.OTHER,
-                )
-            )
-        self._encoded_ns = time.perf_counter_ns()
+            if error.errno not in _GONE:  # else `_detach`, which is on its way, fails the batch
+                text = f"no shared memory for a batch of model '{self._context.name}': {error}"
+                self._finish(ServingError(Code.RESOURCE_EXHAUSTED, text, Reason.OTHER))
+        except Exception as error:  # or the batch would occupy the executor for ever
+            logger.exception("a batch of model '%s' could not be encoded", self._context.name)
+            self._finish(internal(f"the batch could not be sent to the model's process: {error}", Reason.OTHER))
 
     def cancel(self, batch: Batch) -> None:
         worker = self._worker
@@ -169,42 +158,47 @@ class ProcessExecutor:
             """It is gone."""
 
     def _answer(self, worker: WorkerProcess, frame: Frame) -> None:
-        batch = self._batch
-        if worker is not self._worker or batch is None:
+        if worker is not self._worker:
             return
+        batch = self._batch
         try:
-            if frame.kind != Kind.ANSWER:
-                raise WireError(f"a frame of kind {frame.kind}")
+            if frame.kind != Kind.ANSWER or batch is None:
+                raise WireError(f"a frame of kind {frame.kind} that nothing asked for")
             result = decode_answer(frame.head, frame.payload, self._sequence, len(batch.requests))
         except WireError as error:
             worker.kill_soon(f"sent something malformed: {error}")
             return
         if isinstance(result, Execution):
-            input_ns = self._encoded_ns - self._submitted_ns + max(0, result.input_ns)
-            infer_ns = max(0, result.infer_ns)
-            total_ns = time.perf_counter_ns() - self._submitted_ns
-            result = Execution(result.responses, input_ns, infer_ns, max(0, total_ns - input_ns - infer_ns))
+            result = self._timed(result)
         self._finish(result)
+
+    def _timed(self, execution: Execution) -> Execution:
+        """The way there counts as input, the way back as output: what the worker's own times leave of the whole is shared between them."""
+        there_ns = self._encoded_ns - self._submitted_ns + max(0, execution.input_ns)
+        infer_ns, back_ns = max(0, execution.infer_ns), max(0, execution.output_ns)
+        way_ns = max(0, time.perf_counter_ns() - self._submitted_ns - there_ns - infer_ns - back_ns) // 2
+        return Execution(execution.responses, there_ns + way_ns, infer_ns, back_ns + way_ns)
 
     def _finish(self, result: Execution | ServingError) -> None:
         batch, done = self._batch, self._done
         assert batch is not None
         assert done is not None
-        self._batch = self._done = self._running = None
-        self._used_at = time.monotonic()
+        self._batch = self._done = None
+        if self._watch is not None:
+            self._watch.running = None
         done(batch, result)
 
-    def _attach(self, worker: WorkerProcess) -> None:
+    def _attach(self, worker: WorkerProcess, watch: WorkerWatch) -> None:
         """The process is there again."""
-        self._worker = worker
+        self._worker, self._watch = worker, watch
         for callback in self._callbacks:
             callback()
 
-    def _lost(self, worker: WorkerProcess, text: str) -> None:
+    def _detach(self, worker: WorkerProcess, text: str) -> None:
         """The process is gone."""
         if self._worker is not worker:
             return
-        self._worker = None
+        self._worker = self._watch = None
         if self._batch is not None:
             self._finish(internal(text))
 
@@ -227,7 +221,8 @@ class ProcessExecutor:
         elif frame.kind == Kind.LOAD_FAILED:
             self._load_error = from_failure(messages.decode(Failure, frame.head))
         elif frame.kind == Kind.READY_RESULT:
-            self._heard_ready(messages.decode(messages.ReadyHead, frame.head))
+            assert self._process_watch is not None
+            self._process_watch.heard_ready(messages.decode(messages.ReadyHead, frame.head))
         elif frame.kind != Kind.TRIM:
             raise WireError(f"a frame of kind {frame.kind}")
 
@@ -240,37 +235,31 @@ class ProcessExecutor:
         worker = WorkerProcess(self._supervisor, self, self._context.config, output)
         self._process = worker
         self._calls = WorkerCalls(self._bridge, worker.control, self._instance.name)
+        self._process_watch = WorkerWatch(worker, self._options, self._supervisor, self._loop, self._instance.name)
         self._loaded_at = 0.0
         config = self._context.config
         level = models_logger.getEffectiveLevel()
         load = messages.encode_load(config.backend or config.platform, self._context, self._instance, level)
-        with suppress(OSError):  # when it has ended already, `ended` follows
+        with suppress(OSError):  # when it has ended already, `lost` follows
             worker.data.send(Kind.LOAD, load)
-        self._supervisor.call_later(self._options.load_seconds, partial(self._check_loaded, worker))
-
-    def _check_loaded(self, worker: WorkerProcess) -> None:
-        if worker is self._process and not self._loaded_at:
-            worker.kill(f"took longer than {self._options.load_seconds:g} s to load ({LOAD_TIMEOUT})")
 
     def _loaded(self, worker: WorkerProcess, head: messages.LoadedHead) -> None:
+        watch = self._process_watch
+        assert watch is not None
         self._loaded_at = time.monotonic()
-        self._checks_readiness = head.checks_readiness
-        self._user_ready = True
-        self._asked_ready_at = None
-        self._stale_since = None
+        watch.loaded(head.checks_readiness)
         if self._first_outcome.is_set():
             logger.info("model instance '%s' is loaded again", self._instance.name)
-            self._loop.post(partial(self._attach, worker))
+            self._loop.post(partial(self._attach, worker, watch))
         else:
-            self._worker = worker  # nobody else knows of this executor yet
+            self._worker, self._watch = worker, watch  # nobody else knows of this executor yet
             self._first_outcome.set()
-        self._tick(worker)
 
-    def ended(self, worker: WorkerProcess) -> None:
+    def lost(self, worker: WorkerProcess) -> None:
         """The worker's process is gone: fail its batch, and start another."""
         if self._calls is not None:
             self._calls.close()
-        self._process = self._calls = None
+        self._process = self._calls = self._process_watch = None
         name = self._instance.name
         if not self._first_outcome.is_set():
             if self._load_error is None:
@@ -279,7 +268,7 @@ class ProcessExecutor:
                 )
             self._first_outcome.set()
             return
-        self._loop.post(partial(self._lost, worker, f"the process of model instance '{name}' {worker.end}"))
+        self._loop.post(partial(self._detach, worker, f"the process of model instance '{name}' {worker.end}"))
         if self._closing:
             self._ended.set()
             return
@@ -297,79 +286,6 @@ class ProcessExecutor:
         except OSError as error:
             logger.error("the process of model instance '%s' cannot be started: %s", self._instance.name, error)
             self._supervisor.call_later(MAX_BACKOFF_SECONDS, self._restart)
-
-    # -- watching it, on the supervisor's thread
-
-    def _tick(self, worker: WorkerProcess) -> None:
-        if worker is not self._process:
-            return
-        options = self._options
-        now = time.monotonic()
-        self._check_batch(worker, now)
-        if options.memory_bytes is not None:
-            used = anonymous_memory(worker.pid)
-            if used > options.memory_bytes:
-                worker.kill(
-                    f"used {used >> 20} MB of memory, its limit is {options.memory_bytes >> 20} MB ({MEMORY_LIMIT})"
-                )
-        if self._checks_readiness:
-            self._ask_ready(worker, now)
-        if (
-            now - self._used_at > IDLE_SECONDS
-            and self._batch is None
-            and (worker.pool.segments() or worker.table.segments())
-        ):
-            worker.pool.trim()
-            self._tell(worker, Kind.TRIM)
-        tick = TICK_SECONDS if options.memory_bytes is None else MEMORY_TICK_SECONDS
-        if options.execute_seconds is not None:
-            tick = min(tick, max(0.02, options.execute_seconds / 4))
-        self._supervisor.call_later(tick, partial(self._tick, worker))
-
-    def _check_batch(self, worker: WorkerProcess, now: float) -> None:
-        running = self._running
-        if running is None or running.worker is not worker:
-            self._stale_since = None
-            return
-        loop_now = self._loop.now_ns()
-        limit = self._options.execute_seconds
-        if limit is not None and loop_now - running.started_ns > limit * 1e9:
-            worker.kill(f"took longer than {limit:g} s for a batch ({EXECUTE_TIMEOUT})")
-            return
-        for request in running.batch.requests:
-            if not request.cancelled and (request.deadline_ns is None or request.deadline_ns > loop_now):
-                self._stale_since = None
-                return
-        if self._stale_since is None:
-            self._stale_since = now
-        elif now - self._stale_since > STALE_SECONDS:
-            worker.kill(f"still ran a batch {STALE_SECONDS:g} s after the last of its callers had gone")
-
-    def _ask_ready(self, worker: WorkerProcess, now: float) -> None:
-        if self._asked_ready_at is None:
-            self._asked_ready_at = now
-            self._tell(worker, Kind.READY_CHECK)
-        elif now - self._asked_ready_at > READY_SECONDS and self._user_ready:
-            self._user_ready = False
-            logger.warning("is_ready of model instance '%s' takes longer than %g s", self._instance.name, READY_SECONDS)
-
-    def _heard_ready(self, head: messages.ReadyHead) -> None:
-        self._asked_ready_at = None
-        if (head.ready, head.problem) != (self._user_ready, self._ready_problem):
-            self._ready_problem = head.problem
-            logger.warning(
-                "model instance '%s' says that it is %sready%s",
-                self._instance.name,
-                "" if head.ready else "not ",
-                f": {head.problem}" if head.problem else "",
-            )
-        self._user_ready = head.ready
-
-    def _tell(self, worker: WorkerProcess, kind: Kind) -> None:
-        try:
-            worker.control.send(kind)
-        except OSError:
-            """It is gone."""
 
     # -- the end, on a repository's thread
 
@@ -389,7 +305,8 @@ class ProcessExecutor:
             self._supervisor.call(partial(self._end, patient))
             if not self._ended.wait(wait):
                 self._supervisor.call(partial(self._kill, f"took longer than {wait:g} s to close"))
-                self._ended.wait()
+                if not self._ended.wait(KILL_SECONDS):
+                    logger.error("the process of model instance '%s' cannot be killed", self._instance.name)
             release_supervisor()
 
     def _when_idle(self, idle: threading.Event) -> None:

@@ -16,10 +16,13 @@ from shoal_dataplane.execution.inline import run
 from shoal_dataplane.scheduling.base import Batch
 
 INLINE_BELOW_NS = 400_000
-"""An adaptive executor runs inline while a batch takes less than this: a hand-off to a thread and back costs 50-100 us and halves the
-batches, so below it the loop is faster by itself; above it the doors would wait."""
+"""A model is tried inline when the fastest of its last WINDOW batches on its thread took less than this: a hand-off to a thread and back
+costs 50-100 us and halves the batches, so below it the loop is faster by itself; above it the doors would wait. The fastest, because on
+a thread a batch's time has the waits for the interpreter lock in it."""
 THREAD_ABOVE_NS = 1_000_000
-"""... and goes back to its thread when a batch takes more than this."""
+"""... and goes back to its thread when its batches take more than this on average. Each time it does, it stays there twice as long."""
+WINDOW = 16
+MAX_WINDOW = 4096
 
 
 class ThreadExecutor:
@@ -67,13 +70,16 @@ class ThreadExecutor:
 
 
 class AdaptiveExecutor:
-    """Inline while the model is fast, on a thread while it is not; by an average of the last batches. Starts on the thread."""
+    """Inline while the model is fast, on a thread while it is not. Starts on the thread."""
 
     def __init__(self, instance: Instance, loop: CoreLoop, name: str) -> None:
         self._inner = ThreadExecutor(instance, loop, name)
         self._instance = instance
-        self._average_ns = float(THREAD_ABOVE_NS)
         self._inline = False
+        self._average_ns = 0.0  # inline
+        self._fastest_ns = THREAD_ABOVE_NS  # on the thread, of the batches counted in `_seen`
+        self._seen = 0
+        self._window = WINDOW
 
     @property
     def inline(self) -> bool:
@@ -93,22 +99,32 @@ class AdaptiveExecutor:
         if self._inline:
             started = time.perf_counter_ns()
             result = run(self._instance, batch)
-            self._observe(time.perf_counter_ns() - started)
+            self.observe_inline(time.perf_counter_ns() - started)
             done(batch, result)
         else:
-            self._inner.submit(batch, lambda batch, result: self._threaded(batch, result, done))
+            self._inner.submit(batch, partial(self._threaded, done))
 
-    def _threaded(self, batch: Batch, result: Execution | ServingError, done: Done) -> None:
+    def _threaded(self, done: Done, batch: Batch, result: Execution | ServingError) -> None:
         if isinstance(result, Execution):
-            self._observe(result.input_ns + result.infer_ns + result.output_ns)
+            self.observe_threaded(result.input_ns + result.infer_ns + result.output_ns)
         done(batch, result)
 
-    def _observe(self, took_ns: int) -> None:
-        self._average_ns += (min(took_ns, 20 * THREAD_ABOVE_NS) - self._average_ns) / 8
-        if self._average_ns < INLINE_BELOW_NS:
-            self._inline = True
-        elif self._average_ns > THREAD_ABOVE_NS:
+    def observe_threaded(self, took_ns: int) -> None:
+        """A batch took so long on the thread."""
+        self._fastest_ns = min(self._fastest_ns, took_ns)
+        self._seen += 1
+        if self._seen >= self._window:
+            self._inline = self._fastest_ns < INLINE_BELOW_NS
+            self._average_ns = float(self._fastest_ns)
+            self._seen, self._fastest_ns = 0, THREAD_ABOVE_NS
+
+    def observe_inline(self, took_ns: int) -> None:
+        """A batch took so long on the loop."""
+        # Cut, so that it takes several slow batches in a row: a busy machine takes the processor away for milliseconds now and then.
+        self._average_ns += (min(took_ns, 2 * THREAD_ABOVE_NS) - self._average_ns) / 8
+        if self._average_ns > THREAD_ABOVE_NS:
             self._inline = False
+            self._window = min(2 * self._window, MAX_WINDOW)
 
     def cancel(self, batch: Batch) -> None:
         """As for a thread."""

@@ -89,7 +89,7 @@ _decode_answer = msgspec.msgpack.Decoder(AnswerHead).decode
 
 def to_failure(error: ServingError) -> Failure:
     """Make an error fit for the wire."""
-    return Failure(int(error.code), error.message, str(error.reason))
+    return Failure(int(error.code), utf8(error.message), str(error.reason))
 
 
 def from_failure(failure: Failure) -> ServingError:
@@ -143,7 +143,11 @@ class RequestEncoder:
             if request.metadata and TRACE_KEY in request.metadata:
                 traces[len(which)] = request.metadata[TRACE_KEY]
             which.append(len(heads) - 1)
-        return _encode(ExecuteHead(sequence, heads, which, ids, traces)), parts, size
+        batch = ExecuteHead(sequence, heads, which, ids, traces)
+        try:
+            return _encode(batch), parts, size
+        except UnicodeEncodeError:
+            return _encode(_without_surrogates(batch)), parts, size
 
     def _head(self, request: InferRequest, buffers: list[Buffer]) -> RequestHead:
         signature = request.signature
@@ -157,6 +161,25 @@ class RequestEncoder:
             self._known.clear()
         self._known[id(signature)] = (signature, head)
         return head
+
+
+def _without_surrogates(batch: ExecuteHead) -> ExecuteHead:
+    """Lone surrogates, which JSON can bring and UTF-8 cannot carry, become question marks. One such request must not fail the others."""
+
+    for head in batch.heads:
+        head.parameters = {
+            utf8(key): utf8(value) if isinstance(value, str) else value for key, value in head.parameters.items()
+        }
+        if isinstance(head.correlation_id, str):
+            head.correlation_id = utf8(head.correlation_id)
+    batch.ids = {position: utf8(identifier) for position, identifier in batch.ids.items()}
+    batch.traces = {position: utf8(trace) for position, trace in batch.traces.items()}
+    return batch
+
+
+def utf8(text: str) -> str:
+    """The text with question marks for what UTF-8 cannot carry."""
+    return text.encode(errors="replace").decode()
 
 
 def fits(head: RequestHead, buffers: list[Buffer]) -> bool:

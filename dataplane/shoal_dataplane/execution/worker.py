@@ -101,6 +101,7 @@ class Worker:
         else:
             gc.collect()
             gc.freeze()  # what a loaded model is made of is never garbage, so it is not looked at again
+            gc.set_threshold(10_000, 20, 20)  # a batch makes some hundred objects, which are gone when it is answered
             self._server.executes = True
             checks = bool(getattr(self._instance, "has_readiness_check", bool)())
             self._control.send(Kind.LOADED, messages.encode(messages.LoadedHead(checks)))
@@ -127,11 +128,9 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:  # such as no memory for a segment
-            result = ServingError(
-                Code.RESOURCE_EXHAUSTED,
-                f"the answer of model '{self._name}' could not be sent: {error}",
-                Reason.BACKEND,
-            )
+            code = Code.RESOURCE_EXHAUSTED if isinstance(error, (OSError, MemoryError)) else Code.INTERNAL
+            text = f"the answer of model '{self._name}' could not be sent: {type(error).__name__}: {error}"
+            result = ServingError(code, text, Reason.BACKEND)
         self._data.send(Kind.ANSWER, encode_failure(sequence, result))
 
     def _run(self, requests: Sequence[InferRequest]) -> Execution | ServingError:

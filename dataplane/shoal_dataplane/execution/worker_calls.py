@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from shoal_dataplane.backends.base import Execution
 from shoal_dataplane.core.errors import ServingError, unavailable
@@ -12,7 +13,7 @@ from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.execution import messages
 from shoal_dataplane.execution.bridge import ServerBridge
 from shoal_dataplane.execution.channel import Channel, Frame, Kind, WireError
-from shoal_dataplane.execution.wire import encode_answer, encode_failure, to_failure
+from shoal_dataplane.execution.wire import encode_answer, encode_failure, to_failure, utf8
 
 MAX_BLOCKING = 16
 """Calls that load, unload or ask for readiness, under way at once for one worker."""
@@ -28,7 +29,7 @@ class WorkerCalls:
         self._control = control
         self._name = name
         self._metrics = bridge.custom_metrics.owner()
-        self._inferring: dict[int, Callable[[], None]] = {}
+        self._inferring: dict[int, _Inferring] = {}
         self._blocking = threading.Semaphore(MAX_BLOCKING)
         self._open = True
 
@@ -37,9 +38,9 @@ class WorkerCalls:
         if frame.kind == Kind.INFER:
             self._infer(frame)
         elif frame.kind == Kind.INFER_CANCEL:
-            cancel = self._inferring.get(messages.decode(messages.NumberHead, frame.head).number)
-            if cancel is not None:
-                cancel()
+            inferring = self._inferring.get(messages.decode(messages.NumberHead, frame.head).number)
+            if inferring is not None:
+                inferring.cancel()
         elif frame.kind == Kind.CALL:
             call = messages.decode(messages.CallHead, frame.head)
             if isinstance(call.request, (messages.LoadModel, messages.UnloadModel, messages.ModelReady)):
@@ -53,8 +54,8 @@ class WorkerCalls:
     def close(self) -> None:
         """The worker is gone: cancel its requests and take back its metrics."""
         self._open = False
-        for cancel in list(self._inferring.values()):
-            cancel()
+        for inferring in list(self._inferring.values()):
+            inferring.cancel()
         self._inferring.clear()
         self._metrics.close()
 
@@ -66,11 +67,9 @@ class WorkerCalls:
         if len(self._inferring) >= MAX_INFER or number in self._inferring:
             raise WireError(f"request {number} is one too many ({len(self._inferring)} are under way)")
         request = messages.decode_infer(head, frame.payload, _Unanswered())
-        # In this order: the answer may come, on the loop's thread, before `infer` returns.
-        self._inferring[number] = _nothing
-        cancel = self._bridge.infer(request, lambda response: self._inferred(number, response))
-        if number in self._inferring:
-            self._inferring[number] = cancel
+        inferring = self._inferring[number] = _Inferring()
+        # The answer may come, on the loop's thread, before this returns.
+        inferring.cancel = self._bridge.infer(request, lambda response: self._inferred(number, response))
 
     def _inferred(self, number: int, response: InferResponse) -> None:
         """Core loop's thread."""
@@ -79,11 +78,9 @@ class WorkerCalls:
             return
         try:
             self._control.send(Kind.INFER_RESULT, *encode_answer(number, Execution([response], 0, 0, 0)))
-        except OSError as error:  # the worker is gone, or there is no memory for the answer
-            try:
+        except Exception as error:  # the worker is gone, or the answer cannot be sent, which it must hear
+            with suppress(OSError):
                 self._control.send(Kind.INFER_RESULT, encode_failure(number, unavailable(f"no answer: {error}")))
-            except OSError:
-                """It is gone."""
 
     # -- the repository, metrics
 
@@ -139,12 +136,10 @@ class WorkerCalls:
         except ServingError as error:
             result = messages.CallResultHead(number, failure=to_failure(error))
         except Exception as error:  # ValueError of the metrics; anything else is shown to the model as well
-            result = messages.CallResultHead(number, problem=str(error))
+            result = messages.CallResultHead(number, problem=utf8(str(error)))
         if number:
-            try:
+            with suppress(OSError):  # the worker is gone
                 self._control.send(Kind.CALL_RESULT, messages.encode(result))
-            except OSError:
-                """The worker is gone."""
 
 
 class _Unanswered:
@@ -154,5 +149,8 @@ class _Unanswered:
         """Never called."""
 
 
-def _nothing() -> None:
-    """What cancels a request that is not sent yet."""
+class _Inferring:
+    """A request that is under way, and what cancels it."""
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], None] = lambda: None

@@ -38,8 +38,8 @@ class Owner(Protocol):
     def heard(self, worker: WorkerProcess, frame: Frame) -> None:
         """A frame came over the control channel. Supervisor's thread. May raise WireError."""
 
-    def ended(self, worker: WorkerProcess) -> None:
-        """The process is gone, and all that it had here is closed; `status` and `end` say how. Supervisor's thread."""
+    def lost(self, worker: WorkerProcess) -> None:
+        """The process is gone, and all that it had here is closed; `end` says how. Supervisor's thread."""
 
 
 class WorkerProcess:
@@ -56,7 +56,8 @@ class WorkerProcess:
         self.reason = ""
         """Why the server killed it; empty when it did not."""
         self.status = 0
-        self._ended = False
+        self.ended = False
+        """Is it gone, with all that it had here closed?"""
         ours, theirs = zip(channel_pair(), channel_pair(), strict=True)
         read, write = os.pipe()
         try:
@@ -106,8 +107,8 @@ class WorkerProcess:
     # -- ending it
 
     def kill(self, reason: str) -> None:
-        """Kill it and what it started. Supervisor's thread only; `reason` completes "the process ...". `ended` follows."""
-        if self._ended:
+        """Kill it and what it started. Supervisor's thread only; `reason` completes "it ...". The owner's `lost` follows."""
+        if self.ended:
             return
         self.reason = self.reason or reason
         self._kill_group()
@@ -143,9 +144,9 @@ class WorkerProcess:
 
     def _finish(self) -> None:
         """The process has ended: take what it still said, and close everything."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         self._kill_group()  # its children; it is not waited for yet, so the group's number is still its own
         self.status = self._process.wait()
         with suppress(OSError):
@@ -166,7 +167,7 @@ class WorkerProcess:
             os.close(self._pidfd)
         self.pool.close()
         self.table.close()
-        self._owner.ended(self)
+        self._owner.lost(self)
 
     # -- hearing it
 
@@ -187,7 +188,7 @@ class WorkerProcess:
     def _control_ready(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._flush(self.control)
-        if events & selectors.EVENT_READ and not self._ended:
+        if events & selectors.EVENT_READ and not self.ended:
             try:
                 for _ in range(FRAMES_AT_ONCE):
                     if not self._hear():
@@ -225,7 +226,7 @@ class WorkerProcess:
     # -- writing that had to wait
 
     def _watch_writable(self, channel: QueuedChannel) -> None:
-        if not self._ended:
+        if not self.ended:
             events = selectors.EVENT_WRITE | (selectors.EVENT_READ if channel is self.control else 0)
             callback: Callable[[int], None] = (
                 self._control_ready if channel is self.control else lambda _: self._flush(channel)

@@ -15,7 +15,7 @@ from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse, failure
 from shoal_dataplane.execution import messages
 from shoal_dataplane.execution.channel import Channel, Frame, Kind, WireError
-from shoal_dataplane.execution.wire import decode_answer, from_failure
+from shoal_dataplane.execution.wire import decode_answer, from_failure, utf8
 
 MAX_INFER = 1024
 """Requests that a model may have under way at once."""
@@ -89,7 +89,7 @@ class WorkerServer:
 
     def log(self, level: int, message: str) -> None:
         try:
-            self._control.send(Kind.LOG, messages.encode(messages.LogHead(level, message)))
+            self._control.send(Kind.LOG, messages.encode(messages.LogHead(level, utf8(message))))
         except OSError:
             """The server is gone, and this process goes with it."""
 

@@ -146,7 +146,7 @@ class CompletionQueueLoop(ThreadedLoop):
             event = poll(deadline) if block else poll(0)
             tag = event.tag
             if tag is SENT:
-                block = False
+                pass  # nothing to do, and nothing new to look for: sleep on as before
             elif tag is None:  # nothing more to read just now
                 self.run_ready()
                 block, deadline = self._rest()

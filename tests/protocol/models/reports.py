@@ -5,10 +5,10 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        family = pb_utils.MetricFamily(
+        self.family = pb_utils.MetricFamily(
             name="requests_of_reports", description="Requests that the model saw", kind=pb_utils.MetricFamily.COUNTER
         )
-        self.metric = family.Metric(labels={"model": "reports", "kind": "seen"})
+        self.metric = self.family.Metric(labels={"model": "reports", "kind": "seen"})
         pb_utils.Logger.log_info("reports is starting")
 
     def execute(self, requests):

@@ -55,7 +55,7 @@ def test_a_model_completes_what_is_open_and_the_rest_stays(tmp_path: Path, caplo
     given = 'input { name: "IN" reshape { shape: [ -1, 4 ] } } parameters { key: "k" value { string_value: "v" } }'
     before = open_descriptors()
     completed = complete(tmp_path, body, given)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     expected = """
     name: "m" backend: "python" max_batch_size: 4 dynamic_batching { }
     input { name: "IN" data_type: TYPE_FP32 dims: [ 4, -1 ] reshape { shape: [ -1, 4 ] } }
@@ -98,7 +98,8 @@ def test_a_model_sees_the_configuration_in_tritons_form(tmp_path: Path) -> None:
         (
             "c.add_input({'name': 'A', 'data_type': 'TYPE_FP32', 'dims': [1], 'x': 1})",
             "",
-            "input 'A' in auto-complete-config function for model 'm' contains property other than 'name', 'data_type', 'dims' and 'optional'.",
+            "input 'A' in auto-complete-config function for model 'm' contains property other than "
+            "'name', 'data_type', 'dims' and 'optional'.",
         ),
         (
             "c.add_output({'name': 'A', 'data_type': 'TYPE_FP32'})",

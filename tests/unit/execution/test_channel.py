@@ -147,7 +147,7 @@ def test_nothing_stays_open_when_a_connection_ends_in_the_middle() -> None:
         end.table.close()
     del ours, theirs, end
     gc.collect()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_a_payload_that_is_not_as_long_as_said_leaves_no_segment_in_use(pair: tuple[Side, Side]) -> None:

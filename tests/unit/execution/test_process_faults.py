@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -59,6 +60,9 @@ class TritonPythonModel:
             return [good()] * (len(requests) + 1)
         if whole == "no list":
             return good()
+        if whole == "surrogate":
+            pb_utils.Logger.log_info("\\ud800")
+            raise ValueError("\\ud800")
         if whole == "recursion":
             self.execute(requests)
         if whole == "os._exit":
@@ -178,6 +182,7 @@ def test_a_triton_error_without_a_code_is_internal(faulty: Running) -> None:
         ("sys.exit", "SystemExit: 4\n\nAt:\n"),
         ("empty", "KeyError: <EMPTY MESSAGE>\n\nAt:\n"),
         ("recursion", "RecursionError: "),
+        ("surrogate", "ValueError: ?\n\nAt:\n"),
     ],
 )
 def test_what_fails_the_batch_fails_it_whole_and_nothing_else(faulty: Running, fault: str, text: str) -> None:
@@ -276,8 +281,8 @@ def test_a_batch_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 def test_a_batch_that_nobody_waits_for_any_more_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("shoal_dataplane.execution.process.STALE_SECONDS", 0.2)
-    monkeypatch.setattr("shoal_dataplane.execution.process.TICK_SECONDS", 0.05)
+    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.STALE_SECONDS", 0.2)
+    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.TICK_SECONDS", 0.05)
     with running(tmp_path, FAULTY) as model:
         gone, waiting = infer(id="hang"), infer()
         pending = model.send([gone, waiting])
@@ -353,10 +358,11 @@ def start(tmp_path: Path, code: str, config: str = FP32_4) -> ServingError:
     loop.start()
     try:
         bridge = ServerBridge(loop, FakeService())
+        gc.collect()
         before = open_descriptors()
         with pytest.raises(ServingError) as caught:
             ProcessExecutor.start(model_context(tmp_path, code, config), InstanceSpec("m_0", "CPU", 0), loop, bridge)
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
         return caught.value
     finally:
         loop.stop()
@@ -467,3 +473,26 @@ def test_two_models_of_the_same_module_names_do_not_meet(tmp_path: Path) -> None
         assert a.echo(np.zeros((1, 4), np.float32))[0][0, 0] == 11
         assert b.echo(np.zeros((1, 4), np.float32))[0][0, 0] == 22
     assert not list(tmp_path.rglob("__pycache__")), "a model repository must stay as its owner left it"
+
+
+def test_a_worker_that_sends_what_nobody_asked_for_is_ended(tmp_path: Path) -> None:
+    code = """
+    import socket, sys
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            data = socket.socket(fileno=int(sys.argv[1]))
+            data.sendall(b"\\xff" * 1000)
+            data.detach()
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((1, 4), np.float32))])]
+    """
+    with running(tmp_path, code) as model:
+        assert "was stopped: it sent something malformed: not a frame" in model.fail(infer()).message
+        model.wait_free()
+
+
+def test_a_load_that_eats_memory_is_ended(tmp_path: Path) -> None:
+    limit = 'parameters { key: "SHOAL_MEMORY_LIMIT_MB" value { string_value: "300" } }'
+    error = start(tmp_path, "hog = []\nwhile True: hog.append(bytearray(b'x' * (10 << 20)))\n", FP32_4 + limit)
+    assert "its limit is 300 MB (SHOAL_MEMORY_LIMIT_MB) while it loaded the model" in error.message

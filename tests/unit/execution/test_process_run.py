@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from shoal_dataplane.core.dtypes import BY_WIRE
+from shoal_dataplane.core.errors import Code
 from shoal_dataplane.core.request import Signature
 from shoal_dataplane.core.tensors import Tensor, encode_bytes
 from tests.unit.execution.worker_models import (
@@ -232,6 +234,30 @@ def test_an_async_model_runs_its_requests_together(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.concatenate(model.echo(*rows)), np.concatenate(rows))
 
 
+def test_a_batch_that_cannot_be_encoded_fails_and_the_next_one_runs(echo: Running) -> None:
+    request = infer()
+    request.inputs["IN"].data = 5  # type: ignore[assignment]
+    assert "could not be sent to the model's process" in echo.fail(request).message
+    assert echo.run(infer()).responses[0].error is None
+
+
+def test_a_batch_for_which_there_is_no_shared_memory_fails_and_the_next_one_runs(
+    bulk: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = bulk.executor._process
+    assert worker is not None
+
+    def acquire(size: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.pool, "acquire", acquire)
+        error = bulk.fail(infer(np.zeros(1 << 20, np.uint8)))
+    assert error.code is Code.RESOURCE_EXHAUSTED
+    assert error.message == "no shared memory for a batch of model 'm': [Errno 12] Cannot allocate memory"
+    assert bulk.echo(np.zeros(1 << 20, np.uint8))[0].size == 1 << 20
+
+
 # -- shared memory
 
 
@@ -291,15 +317,21 @@ def test_a_request_with_a_head_larger_than_a_message_arrives(tmp_path: Path) -> 
         assert int(response.parameters["n"]) > 200_000
 
 
-def test_nothing_is_left_in_dev_shm_or_open_after_close(tmp_path: Path) -> None:
+def test_shared_memory_has_no_name_and_nothing_is_open_after_close(tmp_path: Path) -> None:
     gc.collect()
-    descriptors, shm = open_descriptors(), set(os.listdir("/dev/shm"))
+    descriptors = open_descriptors()
     with running(tmp_path, ECHO, vector("TYPE_UINT8")) as model:
         model.echo(np.zeros(1 << 20, np.uint8))
         pid = model.pid
-        assert set(os.listdir("/dev/shm")) == shm
+        mapped = {
+            line.split(maxsplit=5)[5].strip()
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+            if "shoal" in line
+        }
+        assert "/memfd:shoal (deleted)" in mapped
+        assert not [name for name in mapped if name.startswith("/dev/shm")]
     gc.collect()
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -308,5 +340,5 @@ def test_memory_kept_for_later_is_given_back_when_idle(bulk: Running, monkeypatc
     worker = bulk.executor._process
     assert worker is not None
     gc.collect()
-    monkeypatch.setattr("shoal_dataplane.execution.process.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.IDLE_SECONDS", 0.0)
     wait_for(lambda: not worker.pool.segments() and not worker.table.segments())

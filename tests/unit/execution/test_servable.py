@@ -359,7 +359,14 @@ def test_an_adaptive_executor_moves_a_fast_model_into_the_loop_and_a_slow_one_ou
     assert executor.inline
     assert threads[0].startswith("shoal-model")
     assert threads[-1] == "shoal-core"
-    executor._observe(20 * THREAD_ABOVE_NS)
+    executor.observe_inline(20 * THREAD_ABOVE_NS)
+    assert executor.inline, "one slow batch is no slow model"
+    for _ in range(8):
+        executor.observe_inline(20 * THREAD_ABOVE_NS)
     assert not executor.inline
+    run(20)
+    assert not executor.inline, "it must not come back at once"
+    run(20)
+    assert executor.inline
     executor.close()
     loop.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import threading
@@ -17,6 +18,7 @@ def supervisors() -> list[threading.Thread]:
 
 
 def test_it_lives_from_its_first_user_to_its_last() -> None:
+    gc.collect()
     before = open_descriptors()
     first = acquire_supervisor()
     assert acquire_supervisor() is first
@@ -25,7 +27,7 @@ def test_it_lives_from_its_first_user_to_its_last() -> None:
     assert len(supervisors()) == 1
     release_supervisor()
     assert not supervisors()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     second = acquire_supervisor()
     assert second is not first
     assert second.call(lambda: 3) == 3

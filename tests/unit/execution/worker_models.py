@@ -151,7 +151,12 @@ class Running:
         """Run `function` on the core loop's thread."""
         done = threading.Event()
         out: list[Any] = []
-        self.loop.post(lambda: (out.append(function()), done.set()))  # type: ignore[func-returns-value]
+
+        def run() -> None:
+            out.append(function())
+            done.set()
+
+        self.loop.post(run)
         assert done.wait(WAIT)
         return out[0]
 

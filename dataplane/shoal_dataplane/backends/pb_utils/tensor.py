@@ -62,15 +62,25 @@ class Tensor:
         """
         array = self._array
         if array is None:
-            assert self._core is not None
             if self._datatype == "BF16":
                 raise TritonModelException(
                     "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
                 )
-            array = self._core.array()
+            array = self._writable()
+        return array
+
+    def _writable(self) -> np.ndarray[Any, Any]:
+        """The input as an array that the model may write into; BF16 as its bit patterns, uint16. Kept."""
+        core = self._core
+        assert core is not None
+        datatype, data = BY_WIRE[core.datatype], core.data
+        if datatype.itemsize and type(data) is memoryview and not data.readonly:
+            array: np.ndarray[Any, Any] = np.ndarray(core.shape, datatype.numpy, data)
+        else:
+            array = core.array()
             if not array.flags.writeable:
                 array = array.copy()
-            self._array = array
+        self._array = array
         return array
 
     # -- DLPack
@@ -118,15 +128,8 @@ class Tensor:
             raise TritonModelException(
                 f"tensor '{self._name}' is BF16: import torch in the model to use it through DLPack"
             )
-        return torch.from_numpy(self._bits().view(np.int16)).view(torch.bfloat16)
-
-    def _bits(self) -> np.ndarray[Any, Any]:
-        """BF16 as its bit patterns, uint16."""
-        if self._array is None:
-            assert self._core is not None
-            array = self._core.array()
-            self._array = array if array.flags.writeable else array.copy()
-        return self._array
+        bits = self._writable() if self._array is None else self._array
+        return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
 
     def _renamed(self, name: str) -> Tensor:
         renamed = Tensor.__new__(Tensor)
