@@ -122,7 +122,7 @@ class AdaptiveExecutor:
         """A batch took so long on the loop."""
         # Cut, so that it takes several slow batches in a row: a busy machine takes the processor away for milliseconds now and then.
         self._average_ns += (min(took_ns, 2 * THREAD_ABOVE_NS) - self._average_ns) / 8
-        if self._average_ns > THREAD_ABOVE_NS:
+        if self._inline and self._average_ns > THREAD_ABOVE_NS:
             self._inline = False
             self._window = min(2 * self._window, MAX_WINDOW)
 
