@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from shoal_api.protocol import inference_pb2 as pb
@@ -63,6 +63,9 @@ class InferenceService(Protocol):
 
     def model_states(self) -> list[IndexEntry]:
         """The versions that are loaded, loading or failed. Cheap: looks at no file."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, on any thread, before a load or an unload that was asked for returns."""
 
     def repository_index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
         """Every model of every repository. Raises ServingError(UNIMPLEMENTED) for a repository name."""

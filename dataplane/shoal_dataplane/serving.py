@@ -51,6 +51,7 @@ class Serving:
         self._strict = strict_readiness
         self._repository: ModelRepository | None = None
         self._render: Render | None = None
+        self._watchers: list[Callable[[], None]] = []
         self._draining = False
         self._exited = False
 
@@ -205,11 +206,24 @@ class Serving:
 
     def load_model(self, repository: str, name: str, parameters: Mapping[str, RepositoryParameter]) -> None:
         _one_repository(repository)
-        self.repository.load(name, parameters)
+        try:
+            self.repository.load(name, parameters)
+        finally:
+            self._changed()
 
     def unload_model(self, repository: str, name: str, unload_dependents: bool) -> None:
         _one_repository(repository)
-        self.repository.unload(name, unload_dependents)
+        try:
+            self.repository.unload(name, unload_dependents)
+        finally:
+            self._changed()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._watchers.append(callback)
+
+    def _changed(self) -> None:
+        for callback in self._watchers:
+            callback()
 
     # -- telemetry
 

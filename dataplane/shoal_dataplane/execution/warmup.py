@@ -71,6 +71,11 @@ def sample_requests(sample: mc.ModelWarmup, spec: ModelSpec, model_dir: Path) ->
     """
     inputs: dict[str, Tensor] = {}
     batched = spec.max_batch_size > 0
+    if sample.batch_size > max(1, spec.max_batch_size):
+        raise invalid(
+            f"warm-up sample '{sample.name}' of model '{spec.name}' has batch_size {sample.batch_size}, "
+            f"expected at most {max(1, spec.max_batch_size)}"
+        )
     for name, entry in sample.inputs.items():
         where = f"input '{name}' of warm-up sample '{sample.name}' of model '{spec.name}'"
         dims = tuple(entry.dims)

@@ -26,12 +26,14 @@ class HealthReporter:
         self._service = service
         self._set = set_status
         self._known: dict[str, int] = {}
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-health", daemon=True)
 
     def start(self) -> None:
-        """Report now, and go on."""
+        """Report now, and go on: at once after a load or unload that was asked for, soon after everything else."""
         self.refresh()
+        self._service.on_change(self.refresh)
         self._thread.start()
 
     def stop(self) -> None:
@@ -44,7 +46,11 @@ class HealthReporter:
             self.refresh()
 
     def refresh(self) -> None:
-        """Tell the servicer of what changed since the last time."""
+        """Tell the servicer of what changed since the last time. From any thread."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
         serving, not_serving = (
             int(health_pb2.HealthCheckResponse.SERVING),
             int(health_pb2.HealthCheckResponse.NOT_SERVING),
