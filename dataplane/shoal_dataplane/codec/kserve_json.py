@@ -14,6 +14,7 @@ import msgspec
 
 from shoal_dataplane.codec.binary import BinarySection, binary_size, raw_input
 from shoal_dataplane.codec.json_data import Limits, decode_data, encode_data, expanded_bytes, too_deep, too_large
+from shoal_dataplane.codec.limits import MAX_TENSORS
 from shoal_dataplane.codec.parameters import RequestParameters, read_parameters
 from shoal_dataplane.core.dtypes import BY_WIRE
 from shoal_dataplane.core.errors import ServingError, invalid, unimplemented
@@ -21,9 +22,6 @@ from shoal_dataplane.core.model_spec import ModelSpec
 from shoal_dataplane.core.request import InferRequest, Parameter
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Buffer, Tensor
-
-MAX_TENSORS: Final = 4096
-"""Inputs or outputs that one request may list. No model has as many; a request that lists 10^5 is refused before they are read."""
 
 MAX_RANK: Final = 64
 """Dimensions of a tensor (numpy's own limit)."""

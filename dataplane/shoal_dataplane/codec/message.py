@@ -18,6 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from shoal_api.protocol import inference_pb2 as pb
+from shoal_dataplane.codec.limits import MAX_TENSORS
 from shoal_dataplane.codec.parameters import RequestParameters, read_parameters
 from shoal_dataplane.core.dtypes import BY_WIRE
 from shoal_dataplane.core.errors import invalid
@@ -105,6 +106,9 @@ class RequestHeader:
     def __init__(self, request: pb.ModelInferRequest) -> None:
         self.model_name = request.model_name
         self.model_version = request.model_version
+        for what, listed in (("inputs", len(request.inputs)), ("outputs", len(request.outputs))):
+            if listed > MAX_TENSORS:
+                raise invalid(f"the request lists {listed} {what}, at most {MAX_TENSORS} are accepted")
         self.inputs = [(t.name, t.datatype, tuple(t.shape)) for t in request.inputs]
         self.classes: dict[str, int] = {}
         self.outputs = self._read_outputs(request.outputs)

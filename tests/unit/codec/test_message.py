@@ -245,3 +245,10 @@ def test_what_protobuf_accepts_is_split_into_the_same_message(data: bytes) -> No
         return  # stricter than protobuf (groups, over-long varints): fine
     header.raw_input_contents.extend(data[at : at + length] for at, length in raws)
     assert header.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+
+
+def test_a_request_that_lists_too_many_tensors_is_refused_before_they_are_read() -> None:
+    proto = pb.ModelInferRequest(model_name="m")
+    for index in range(100_000):
+        proto.inputs.add(name=str(index), datatype="FP32", shape=[1])
+    assert refusal(proto.SerializeToString()) == "the request lists 100000 inputs, at most 4096 are accepted"
