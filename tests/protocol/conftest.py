@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -81,9 +82,10 @@ def start(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         return started
 
     yield begin
-    for started in reversed(servers):
-        if started.process.returncode is None:
-            started.__exit__(None)
+    with contextlib.ExitStack() as stack:
+        for started in servers:
+            if started.process.returncode is None:
+                stack.push(started)
 
 
 class Gate:

@@ -19,7 +19,9 @@ POOL = descriptor_pool.DescriptorPool()
 
 
 def _load() -> None:
-    descriptors = descriptor_pb2.FileDescriptorSet.FromString(files(__name__).joinpath("descriptors.binpb").read_bytes())
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(
+        files(__name__).joinpath("descriptors.binpb").read_bytes()
+    )
     for file in descriptors.file:
         POOL.Add(file)
 

@@ -102,7 +102,8 @@ def _unexpected_shape(tensor: Tensor, tensor_spec: TensorSpec, spec: ModelSpec) 
     if spec.max_batch_size:
         hint = (
             ". NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input shape. "
-            "If you want to specify the full shape including the batch dim in your input dims config, try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+            "If you want to specify the full shape including the batch dim in your input dims config, try setting max_batch_size to zero. "
+            "See the model configuration docs for more info on max_batch_size."
         )
     return invalid(
         f"unexpected shape for input '{tensor.name}' for model '{spec.name}'. Expected {_dims(expected)}, got {_dims(tensor.shape)}{hint}"

@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import subprocess
-import urllib.error
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,8 +219,8 @@ class ServedProcess(Server):
         return self.process.poll() is None
 
     def wait_live(self, seconds: float = 60) -> ServedProcess:
-        """Wait until HTTP answers."""
-        self._wait("live", lambda: self._answers("/v2/health/live"), seconds)
+        """Wait until both doors answer."""
+        self._wait("live", self._live, seconds)
         return self
 
     def wait_ready(self, seconds: float = 120) -> ServedProcess:
@@ -229,10 +228,11 @@ class ServedProcess(Server):
         self._wait("ready", self.ready, seconds)
         return self
 
-    def _answers(self, path: str) -> bool:
+    def _live(self) -> bool:
         try:
-            return self.http("GET", path, timeout=5).status == 200
-        except (OSError, urllib.error.URLError):
+            live = self.http("GET", "/v2/health/live", timeout=5).status == 200
+            return live and self.stub.ServerLive(pb.ServerLiveRequest(), timeout=5).live
+        except (OSError, grpc.RpcError):
             return False
 
     def _wait(self, what: str, condition: Any, seconds: float) -> None:
