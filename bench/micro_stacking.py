@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shoal_api.protocol import model_config_pb2 as mc
-from shoal_dataplane.backends.stacking import Stacker
+from shoal_dataplane.backends.arrays.stacking import Stacker
 from shoal_dataplane.core.model_spec import compile_spec
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse

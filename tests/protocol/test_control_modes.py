@@ -127,7 +127,7 @@ def test_without_strict_readiness_a_failed_model_does_not_matter(start: Serve) -
 @pytest.mark.differs("exit-on-error", run=False)
 def test_by_default_a_failed_model_at_the_start_ends_the_server(start: Serve) -> None:
     server = start(lambda repository: repository.model("bad", "broken", execution="thread"), [])
-    assert server.process.wait(60) != 0
+    assert server.ended(60) != 0
     assert "init failed" in server.log()
     assert "bad" in server.log()
 

@@ -90,7 +90,7 @@ def test_sigterm_finishes_what_is_in_flight(start: Serve, gate: MakeGate, target
     assert arrays(unary.result())["OUT"].tolist() == [1]
     asking.join(30)
     assert [(reply.status, reply.json()["outputs"][0]["data"]) for reply in replies] == [(200, [3.0])]
-    assert server.process.wait(60) == 0
+    assert server.ended(60) == 0
 
 
 def test_new_requests_are_refused_while_it_drains(start: Serve, gate: MakeGate) -> None:
@@ -110,7 +110,7 @@ def test_new_requests_are_refused_while_it_drains(start: Serve, gate: MakeGate) 
     wait_for("a new request is refused", refuses)
     hold.open()
     running.result()
-    assert server.process.wait(60) == 0
+    assert server.ended(60) == 0
 
 
 def test_requests_that_do_not_end_in_time_are_cut_off(start: Serve, gate: MakeGate, target: Target) -> None:
@@ -123,7 +123,7 @@ def test_requests_that_do_not_end_in_time_are_cut_off(start: Serve, gate: MakeGa
     with pytest.raises(grpc.RpcError):
         running.result(timeout=40)
     hold.open()
-    code = server.process.wait(60)
+    code = server.ended(60)
     assert code != 0, "an end that cut off requests is no clean one"
     assert time.monotonic() - began < 40
 
@@ -142,7 +142,7 @@ def test_a_lame_duck_still_accepts_while_it_says_that_it_is_not_ready(start: Ser
     assert server.http("GET", "/v2/health/live").status == 200
     assert arrays(server.infer("quick", {"IN": X}))["OUT"].tolist() == [1]
     assert server.post("/v2/models/quick/infer", infer_document({"IN": X})).status == 200
-    assert server.process.wait(60) == 0
+    assert server.ended(60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -154,7 +154,7 @@ def test_a_signal_ends_it_cleanly(start: Serve, number: signal.Signals) -> None:
     children = child_processes(server)
     assert children, "a Python model has a process of its own"
     server.process.send_signal(number)
-    assert server.process.wait(60) == 0
+    assert server.ended(60) == 0
     wait_for("its children are gone", lambda: not any(alive(pid) for pid in children))
 
 
@@ -191,7 +191,7 @@ def test_a_signal_while_it_loads_ends_it(start: Serve, gate: MakeGate) -> None:
     server = start(write, ["--exit-timeout-secs=2"]).wait_live()
     wait_for("it loads", lambda: server.states("slow") == ["LOADING"])
     server.terminate()
-    server.process.wait(30)
+    server.ended(30)
     assert "Traceback" not in server.log()
 
 
@@ -203,7 +203,7 @@ def test_a_port_in_use_is_named(start: Serve, door: str) -> None:
         taken.bind((HOST, port))
         taken.listen()
         server = start(None, [f"--{door}-port={port}"])
-        assert server.process.wait(30) == 1
+        assert server.ended(30) == 1
     assert str(port) in server.log()
     assert "Traceback" not in server.log()
 
@@ -222,7 +222,7 @@ def test_a_port_in_use_is_named(start: Serve, door: str) -> None:
 )
 def test_a_command_line_that_cannot_be_honoured_says_why(start: Serve, flags: list[str], pattern: str) -> None:
     server = start(None, flags)
-    assert server.process.wait(30) != 0
+    assert server.ended(30) != 0
     assert pattern in server.log()
     assert "Traceback" not in server.log()
 
@@ -262,7 +262,7 @@ def test_json_logs_are_one_object_a_line(start: Serve) -> None:
     server = start(write, ["--log-format=json", "--exit-on-error=false"]).wait_live()
     wait_for("it has failed", lambda: server.states("broken") == ["UNAVAILABLE"])
     server.terminate()
-    server.process.wait(30)
+    server.ended(30)
     lines = [line for line in server.log().splitlines() if line.strip()]
     assert lines
     for line in lines:

@@ -22,9 +22,9 @@ class _Entry(NamedTuple):
 
 
 _BACKENDS: Final = {
-    "onnxruntime": _Entry("shoal_dataplane.backends.onnx_backend", "onnxruntime", "onnx"),
-    "python": _Entry("shoal_dataplane.backends.python"),
-    "pytorch": _Entry("shoal_dataplane.backends.torch_backend", "torch", "torch"),
+    "onnxruntime": _Entry("shoal_dataplane.backends.onnx.backend", "onnxruntime", "onnx"),
+    "python": _Entry("shoal_dataplane.backends.python.backend"),
+    "pytorch": _Entry("shoal_dataplane.backends.pytorch.backend", "torch", "torch"),
 }
 
 _ALIASES: Final = {

@@ -15,7 +15,8 @@ from shoal_dataplane.codec.json_data import Limits, decode_data, encode_data, ex
 from shoal_dataplane.codec.kserve_json import decode_json, json_parameter
 from shoal_dataplane.core.errors import invalid
 from shoal_dataplane.core.model_spec import ModelSpec, TensorSpec
-from shoal_dataplane.core.request import InferRequest, Parameter
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Buffer, Tensor
 

@@ -19,7 +19,8 @@ from shoal_dataplane.codec.parameters import RequestParameters, read_parameters
 from shoal_dataplane.core.dtypes import BY_WIRE
 from shoal_dataplane.core.errors import ServingError, invalid, unimplemented
 from shoal_dataplane.core.model_spec import ModelSpec
-from shoal_dataplane.core.request import InferRequest, Parameter
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Buffer, Tensor
 

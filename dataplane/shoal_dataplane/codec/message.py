@@ -22,7 +22,8 @@ from shoal_dataplane.codec.limits import MAX_TENSORS
 from shoal_dataplane.codec.parameters import RequestParameters, read_parameters
 from shoal_dataplane.core.dtypes import BY_WIRE
 from shoal_dataplane.core.errors import invalid
-from shoal_dataplane.core.request import InferRequest, Parameter, ReplyHandle, Signature
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest, ReplyHandle, Signature
 from shoal_dataplane.core.tensors import Tensor
 
 RAW_FIELD = 7

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal_dataplane.core.errors import invalid
-from shoal_dataplane.core.request import InferRequest, Parameter
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest
 
 MAX_CORRELATION_ID_BYTES = 128
 _UINT64_LIMIT = 1 << 64

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from shoal_api.protocol import inference_pb2 as pb
 from shoal_dataplane.core.errors import ServingError
-from shoal_dataplane.core.request import InferRequest, Parameter
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Buffer, Tensor
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal_dataplane.core.parameter import Parameter
+
 if TYPE_CHECKING:
     from shoal_dataplane.core.model_spec import ModelSpec
     from shoal_dataplane.core.response import InferResponse
     from shoal_dataplane.core.tensors import Tensor
-
-Parameter = bool | int | float | str
 
 
 class ReplyHandle(Protocol):

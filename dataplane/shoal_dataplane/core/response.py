@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal_dataplane.core.errors import ServingError
-from shoal_dataplane.core.request import Parameter
+from shoal_dataplane.core.parameter import Parameter
 from shoal_dataplane.core.tensors import Tensor
 
 

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from shoal_dataplane.backends.pb_utils.server import set_server
+from shoal_dataplane.backends.python.pb_utils.server import set_server
 from shoal_dataplane.core.errors import ServingError
 from shoal_dataplane.core.loop import CoreLoop
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
-from shoal_dataplane.execution.worker_output import logger
+from shoal_dataplane.execution.worker.output import logger
 from shoal_dataplane.telemetry.custom_metrics import CustomMetrics
 
 UNLOAD_SECONDS = 5.0

@@ -2,7 +2,7 @@
 
 When the process ends in a batch, that batch fails and the process is started again, at once the first time, then after 1 s, 2 s, 4 s and
 so on up to 30 s, until it has lived for a minute. Meanwhile the executor is not free, so the model's queue waits. The model's parameters
-bound it (backends.worker_options): time to load, time for one batch, memory, time to close. A batch whose requests are all cancelled or
+bound it (backends.worker.options): time to load, time for one batch, memory, time to close. A batch whose requests are all cancelled or
 past their deadlines, and that still runs seconds later, is taken for hung.
 """
 
@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 from shoal_dataplane.backends.base import Execution, InstanceSpec, ModelContext
-from shoal_dataplane.backends.worker_options import MEMORY_LIMIT, WorkerOptions
+from shoal_dataplane.backends.worker.options import MEMORY_LIMIT, WorkerOptions
 from shoal_dataplane.core.errors import Code, Reason, ServingError, internal, unavailable
 from shoal_dataplane.core.loop import CoreLoop
 from shoal_dataplane.execution import messages
@@ -27,11 +27,11 @@ from shoal_dataplane.execution.bridge import ServerBridge
 from shoal_dataplane.execution.channel import Frame, Kind, WireError
 from shoal_dataplane.execution.supervisor import acquire_supervisor, release_supervisor
 from shoal_dataplane.execution.wire import Failure, RequestEncoder, decode_answer, from_failure
-from shoal_dataplane.execution.worker_calls import WorkerCalls
-from shoal_dataplane.execution.worker_output import WorkerOutput
-from shoal_dataplane.execution.worker_output import logger as models_logger
-from shoal_dataplane.execution.worker_process import WorkerProcess, anonymous_memory
-from shoal_dataplane.execution.worker_watch import Running, WorkerWatch
+from shoal_dataplane.execution.worker.calls import WorkerCalls
+from shoal_dataplane.execution.worker.output import WorkerOutput
+from shoal_dataplane.execution.worker.output import logger as models_logger
+from shoal_dataplane.execution.worker.process import WorkerProcess, anonymous_memory
+from shoal_dataplane.execution.worker.watch import Running, WorkerWatch
 from shoal_dataplane.scheduling.base import Batch
 
 logger = logging.getLogger(__name__)

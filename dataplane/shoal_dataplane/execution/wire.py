@@ -16,7 +16,8 @@ import numpy as np
 from shoal_dataplane.backends.base import Execution
 from shoal_dataplane.core.dtypes import BY_WIRE
 from shoal_dataplane.core.errors import Code, Reason, ServingError
-from shoal_dataplane.core.request import InferRequest, Parameter, ReplyHandle, Signature
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest, ReplyHandle, Signature
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.core.tensors import Buffer, Tensor
 from shoal_dataplane.execution.channel import WireError

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from shoal_dataplane.codec.json_data import Limits
 from shoal_dataplane.core.errors import ServingError, invalid
-from shoal_dataplane.core.request import InferRequest, Parameter
+from shoal_dataplane.core.parameter import Parameter
+from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.options import HttpOptions
 from shoal_dataplane.server.http_reply import Mailbox
 from shoal_dataplane.service import InferenceService

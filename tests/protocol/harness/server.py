@@ -208,8 +208,21 @@ class ServedProcess(Server):
         code = self.stop()
         if kind is None and self.target.is_shoal:
             assert code == 0, f"exit code {code} after SIGTERM; the log ends:\n{self.log()[-4000:]}"
-            text = self.log()
-            assert not [fault for fault in _FAULTS if fault in text], text[-8000:]
+            self.check_log()
+
+    def ended(self, seconds: float = 60) -> int:
+        """Wait until it has ended by itself, and return the exit code. Its log must tell of no fault of its own."""
+        code = self.process.wait(seconds)
+        self.close()
+        if self.target.is_shoal:
+            self.check_log()
+        return code
+
+    def check_log(self) -> None:
+        """The log must tell of no fault of the server itself; models may have faults."""
+        text = self.log()
+        found = [fault for fault in _FAULTS if fault in text]
+        assert not found, f"the log has {found}:\n{text[-8000:]}"
 
     def log(self) -> str:
         """What it has written so far."""

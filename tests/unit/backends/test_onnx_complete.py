@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from shoal_api.protocol import model_config_pb2 as mc
-from shoal_dataplane.backends.onnx_backend import BACKEND
+from shoal_dataplane.backends.onnx.backend import BACKEND
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import completed, config, load
 from tests.unit.backends.onnx_models import FLOAT, elementwise, mlp, save, sum_and_difference

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from shoal_dataplane.backends.onnx_backend import BACKEND
-from shoal_dataplane.backends.onnx_session import session_options
+from shoal_dataplane.backends.onnx.backend import BACKEND
+from shoal_dataplane.backends.onnx.session import session_options
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import (
     Array,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shoal_dataplane.backends.base import Instance, InstanceSpec
-from shoal_dataplane.backends.pb_utils import MODULE_NAMES
-from shoal_dataplane.backends.python import BACKEND
+from shoal_dataplane.backends.python.backend import BACKEND
+from shoal_dataplane.backends.python.pb_utils import MODULE_NAMES
 from shoal_dataplane.core.errors import Code, ServingError
 from shoal_dataplane.core.loop import ThreadedLoop
 from shoal_dataplane.execution.bridge import ServerBridge

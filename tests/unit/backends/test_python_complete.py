@@ -11,9 +11,9 @@ import pytest
 from google.protobuf import text_format
 
 from shoal_api.protocol import model_config_pb2 as mc
-from shoal_dataplane.backends import python_complete
-from shoal_dataplane.backends.pb_utils import MODULE_NAMES
-from shoal_dataplane.backends.python import BACKEND
+from shoal_dataplane.backends.python import complete as python_complete
+from shoal_dataplane.backends.python.backend import BACKEND
+from shoal_dataplane.backends.python.pb_utils import MODULE_NAMES
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.execution.worker_models import open_descriptors
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_dataplane.backends import pb_utils
-from shoal_dataplane.backends.pb_utils.server import set_server
-from shoal_dataplane.backends.pb_utils.tensor import wrap
+from shoal_dataplane.backends.python import pb_utils
+from shoal_dataplane.backends.python.pb_utils.server import set_server
+from shoal_dataplane.backends.python.pb_utils.tensor import wrap
 from shoal_dataplane.core.tensors import Tensor as CoreTensor
 
 TRITON_TYPES = {

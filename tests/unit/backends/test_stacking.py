@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_dataplane.backends.stacking import Stacker
+from shoal_dataplane.backends.arrays.stacking import Stacker
 from shoal_dataplane.core.dtypes import BY_WIRE
 from shoal_dataplane.core.errors import Code, Reason, ServingError
 from shoal_dataplane.core.model_spec import compile_spec

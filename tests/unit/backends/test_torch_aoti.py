@@ -12,7 +12,7 @@ import torch
 from torch.export import Dim
 
 from shoal_dataplane.backends.base import InstanceSpec
-from shoal_dataplane.backends.torch_backend import BACKEND
+from shoal_dataplane.backends.pytorch.backend import BACKEND
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import completed, load, ramp, request, run, run_one
 

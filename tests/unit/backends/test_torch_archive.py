@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal_dataplane.backends.torch_archive import ArchiveKind, archive_kind
-from shoal_dataplane.backends.torch_backend import BACKEND
+from shoal_dataplane.backends.pytorch.archive import ArchiveKind, archive_kind
+from shoal_dataplane.backends.pytorch.backend import BACKEND
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import load
 from tests.unit.backends.torch_models import Mlp, export, script

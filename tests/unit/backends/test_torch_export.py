@@ -11,7 +11,7 @@ import torch
 from torch.export import Dim
 
 from shoal_api.protocol import model_config_pb2 as mc
-from shoal_dataplane.backends.torch_backend import BACKEND
+from shoal_dataplane.backends.pytorch.backend import BACKEND
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import (
     bfloat16,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from shoal_dataplane.backends.torch_errors import error_text
-from shoal_dataplane.backends.torch_names import leaf_paths, positions, single_key
+from shoal_dataplane.backends.pytorch.errors import error_text
+from shoal_dataplane.backends.pytorch.names import leaf_paths, positions, single_key
 from shoal_dataplane.core.errors import ServingError
 
 

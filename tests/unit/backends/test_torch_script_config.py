@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal_dataplane.backends.base import InstanceSpec
-from shoal_dataplane.backends.torch_backend import BACKEND
+from shoal_dataplane.backends.pytorch.backend import BACKEND
 from shoal_dataplane.core.errors import Code, ServingError
 from tests.unit.backends.loading import (
     completed,

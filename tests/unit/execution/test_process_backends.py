@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal_dataplane.backends.base import Execution, InstanceSpec, ModelContext
-from shoal_dataplane.backends.onnx_backend import BACKEND
+from shoal_dataplane.backends.onnx.backend import BACKEND
 from shoal_dataplane.core.loop import ThreadedLoop
 from shoal_dataplane.core.model_spec import compile_spec
 from shoal_dataplane.execution.bridge import ServerBridge

@@ -281,8 +281,8 @@ def test_a_batch_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 def test_a_batch_that_nobody_waits_for_any_more_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.STALE_SECONDS", 0.2)
-    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.TICK_SECONDS", 0.05)
+    monkeypatch.setattr("shoal_dataplane.execution.worker.watch.STALE_SECONDS", 0.2)
+    monkeypatch.setattr("shoal_dataplane.execution.worker.watch.TICK_SECONDS", 0.05)
     with running(tmp_path, FAULTY) as model:
         gone, waiting = infer(id="hang"), infer()
         pending = model.send([gone, waiting])

@@ -340,5 +340,5 @@ def test_memory_kept_for_later_is_given_back_when_idle(bulk: Running, monkeypatc
     worker = bulk.executor._process
     assert worker is not None
     gc.collect()
-    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("shoal_dataplane.execution.worker.watch.IDLE_SECONDS", 0.0)
     wait_for(lambda: not worker.pool.segments() and not worker.table.segments())

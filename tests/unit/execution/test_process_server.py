@@ -368,7 +368,7 @@ def test_a_worker_leaves_cores_for_the_others(asking: Running) -> None:
 def test_is_ready_decides_whether_the_model_is_healthy(
     asking: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("shoal_dataplane.execution.worker_watch.TICK_SECONDS", 0.05)
+    monkeypatch.setattr("shoal_dataplane.execution.worker.watch.TICK_SECONDS", 0.05)
     wait_for(asking.executor.healthy)
     value(asking, "setattr(self, 'ready', False)")
     wait_for(lambda: not asking.executor.healthy())

@@ -1,0 +1,1 @@
+"""How a model's own process is set up, by the configuration."""
