@@ -142,7 +142,7 @@ class DataPlane:
             if self._http is not None:
                 self._http.drain()
             if self._grpc is not None:
-                self._grpc.stop(self._options.exit_timeout_seconds)
+                self._grpc.drain()
             clean = self._wait_answered(deadline)
             # What is left has no request in flight (an idle stream), or has had its time.
             if self._grpc is not None:
@@ -155,7 +155,7 @@ class DataPlane:
                 self._grpc.close()
             assert isinstance(self.loop, ThreadedLoop)
             self.loop.stop()
-            return clean
+            return clean and not self.loop.failed
 
     def _wait_answered(self, deadline: float) -> bool:
         """Wait until every request that was taken is answered; False when `deadline` (time.monotonic) comes first."""

@@ -98,7 +98,7 @@ class Serving:
         return Readiness(False, self._loading())
 
     def live(self) -> bool:
-        return not self._exited
+        return not self._exited and not self.loop.failed
 
     def ready(self) -> Readiness:
         if self._draining:

@@ -47,6 +47,8 @@ class CoreLoop:
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.now_ns = now_ns
+        self.failed = False
+        """Has a fault of the driver's own ended it? The process is then not live any more."""
         self._posted: deque[Callback] = deque()
         self._deferred: list[Callback] = []
         self._timers: list[tuple[int, int, Timer]] = []

@@ -125,6 +125,7 @@ class CompletionQueueLoop(ThreadedLoop):
         try:
             self._drain_queue(state)
         except BaseException:
+            self.failed = True
             logger.critical("the gRPC loop ended by a fault of its own; requests in flight are lost", exc_info=True)
         with self._wake_lock:
             self._wake_call = None
@@ -156,24 +157,26 @@ class CompletionQueueLoop(ThreadedLoop):
                 block = False
             elif tag is new_call:
                 block = False
-                if event.success and state.stage is started:
+                handler = None
+                if event.success:
                     method = event.call_details.method
                     if method in handlers:
                         handler = handlers[method]
+                    elif method == WAKE_METHOD and self._wake_call is None:
+                        handler = self._first_call
                     else:
-                        handler = (
-                            self._first_call
-                            if method == WAKE_METHOD and self._wake_call is None
-                            else methods.accept(method)
-                        )
-                        if handler is not None and method != WAKE_METHOD:
+                        handler = methods.accept(method)
+                        if handler is not None:
                             handlers[method] = handler
-                    if handler is not None:
-                        request_call(queue, queue, new_call)
-                        handler(event)
-                        event = None
-                        continue
-                if not grpc_server._process_event_and_continue(state, event):
+                if handler is not None:
+                    with state.lock:  # a stop on another thread must not come between the look and the request
+                        if state.stage is started:
+                            request_call(queue, queue, new_call)
+                        else:
+                            handler = None
+                if handler is not None:
+                    handler(event)
+                elif not grpc_server._process_event_and_continue(state, event):
                     return
             elif isinstance(tag, CallTag):
                 block = False

@@ -35,6 +35,7 @@ from shoal_dataplane.server.grpc_common import (
     credentials,
     details,
     prepare,
+    shutting_down,
 )
 from shoal_dataplane.server.grpc_door import reflection_pool, serialize
 from shoal_dataplane.server.grpc_health import HealthReporter
@@ -93,6 +94,7 @@ class AioGrpcDoor:
         self._server: Any = None
         self._health: Any = None
         self._reporter: HealthReporter | None = None
+        self._refusing = False
         self._stopping: asyncio.Future[None] | None = None
 
     def start(self) -> None:
@@ -101,6 +103,12 @@ class AioGrpcDoor:
         self.port = self._started.result()
         self._reporter = HealthReporter(self._service, self._set_health)
         self._reporter.start()
+
+    def drain(self) -> None:
+        """Answer new inference requests with UNAVAILABLE from now on; those in flight go on."""
+        self._refusing = True
+        if self._aio is not None and not self._ended.is_set():
+            asyncio.run_coroutine_threadsafe(self._health.enter_graceful_shutdown(), self._aio)
 
     def stop(self, grace_seconds: float) -> threading.Event:
         """Refuse new calls now, let those in flight finish for at most `grace_seconds`. The event is set at the end."""
@@ -122,6 +130,7 @@ class AioGrpcDoor:
 
     async def _stop(self, grace_seconds: float) -> None:
         """Returns when new calls are refused; the stop itself goes on."""
+        self._refusing = True
         await self._health.enter_graceful_shutdown()
         self._stopping = asyncio.ensure_future(self._server.stop(grace_seconds))
         await asyncio.sleep(0)  # its first step runs, which tells grpc's core
@@ -178,6 +187,8 @@ class AioGrpcDoor:
 
     def _open(self, message: bytes, context: Any, stream: bool) -> tuple[InferRequest, _Call]:
         """Decode a message. Raises ServingError."""
+        if self._refusing:
+            raise shutting_down()
         call = _Call(self._encoder, asyncio.get_running_loop(), {}, stream)
         request, header = self._decoder.decode(message, call, time.monotonic_ns())
         call._classes = header.classes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import grpc
 
-from shoal_dataplane.core.errors import ServingError
+from shoal_dataplane.core.errors import Reason, ServingError, unavailable
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.options import GrpcOptions, TlsOptions
 
@@ -90,6 +90,11 @@ def prepare(
     if forwarded:
         request.parameters = {**forwarded, **request.parameters}
     request.deadline_ns = deadline_ns
+
+
+def shutting_down() -> ServingError:
+    """The answer to a request that comes while the server drains; clients retry this code, elsewhere."""
+    return unavailable("GRPC server is shutting down and has stopped accepting new requests.", Reason.SHUTTING_DOWN)
 
 
 def cannot_listen(address: str, why: str) -> OSError:

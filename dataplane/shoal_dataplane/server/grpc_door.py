@@ -109,9 +109,15 @@ class GrpcDoor:
         self._loop.start_server(server, self._hot)
         self._reporter.start()
 
+    def drain(self) -> None:
+        """Answer new inference requests with UNAVAILABLE from now on; those in flight go on. Connections stay: a stop would cancel the
+        calls that are on their way in, and clients do not retry a CANCELLED."""
+        self._health.enter_graceful_shutdown()
+        self._hot.refusing = True
+
     def stop(self, grace_seconds: float) -> threading.Event:
         """Refuse new calls now, let those in flight finish for at most `grace_seconds`, then cancel them. The event is set at the end."""
-        self._health.enter_graceful_shutdown()
+        self.drain()
         if self._server is None:
             ended = threading.Event()
             ended.set()

@@ -21,7 +21,7 @@ from shoal_dataplane.core.errors import Code, ServingError, internal
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.server.completion_queue import SENT, CallTag
-from shoal_dataplane.server.grpc_common import Carrier, details, prepare
+from shoal_dataplane.server.grpc_common import Carrier, details, prepare, shutting_down
 from shoal_dataplane.service import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class HotDoor:
         self.decoder = RequestDecoder()
         self.encoder = ResponseEncoder()
         self.in_flight = 0
+        self.refusing = False
+        """Answer new requests with UNAVAILABLE: the server is draining."""
         self.carrier = Carrier(forward_pattern)
         self._unwatched: list[UnaryCall] = []
 
@@ -124,6 +126,8 @@ class UnaryCall(CallTag):
             self._finish((_Status((), int(Code.CANCELLED), b"", 0),))
             return
         try:
+            if door.refusing:
+                raise shutting_down()
             request, header = door.decoder.decode(message, self, time.monotonic_ns())
             prepare(request, self._carried, self._forwarded, self._deadline_ns)
         except ServingError as error:
@@ -264,6 +268,8 @@ class StreamCall(CallTag):
         entry = _StreamEntry(self)
         self._entries.append(entry)
         try:
+            if self.door.refusing:
+                raise shutting_down()
             request, header = self.door.decoder.decode(message, entry, time.monotonic_ns())
             prepare(request, self._carried, self._forwarded, self._deadline_ns)
         except ServingError as error:

@@ -309,6 +309,7 @@ def test_stop_finishes_what_is_in_flight_and_refuses_what_is_new(running: Runnin
     calls = [running.infer.future(message(value), timeout=20) for value in range(20)]
     assert running.gate.entered.acquire(timeout=10)
     eventually(lambda: len(running.gate.seen) + running.model.pending() == 20)
+    running.door.drain()
     ended = running.door.stop(10)
     with grpc.insecure_channel(f"127.0.0.1:{running.door.port}") as fresh:
         late = fresh.unary_unary(f"/{INFERENCE_SERVICE}/ModelInfer")
@@ -395,3 +396,37 @@ def test_an_unsupported_grpcio_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert completion_queue.supported() == ""
     monkeypatch.setattr(grpc, "__version__", "1.99.0")
     assert completion_queue.supported() == "grpcio 1.99.0 is not one of the tested minors 1.84, 1.85"
+
+
+def test_a_draining_door_refuses_what_is_new_with_a_code_that_clients_retry(running: Running) -> None:
+    running.gate.open.clear()
+    first = running.infer.future(message(1), timeout=20)
+    assert running.gate.entered.acquire(timeout=10)
+    running.door.drain()
+    assert code(lambda: running.infer(message(2), timeout=20)) is grpc.StatusCode.UNAVAILABLE
+    (refused,) = running.stream(iter([message(2)]), timeout=20)
+    assert "shutting down" in refused.error_message
+    running.gate.open.set()
+    assert answer(first.result()) == 1
+
+
+def test_calls_that_arrive_during_the_stop_do_not_break_the_loop() -> None:
+    for _ in range(5):
+        server = Running("fast")
+        ending = threading.Event()
+
+        def call(server: Running = server, ending: threading.Event = ending) -> None:
+            while not ending.is_set():
+                running = server.infer.future(message(), timeout=5)
+                running.exception()
+
+        callers = [threading.Thread(target=call) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        eventually(lambda server=server: server.model.statistics.success.count > 20)
+        assert server.door.stop(1).wait(10)
+        ending.set()
+        for caller in callers:
+            caller.join()
+        assert not server.loop.failed
+        server.stop()
