@@ -271,15 +271,9 @@ def test_negative_numbers_do_not_become_huge_ones(server: Server, name: str) -> 
         server.send(odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], parameters={name: -5}))
 
 
-@pytest.mark.parametrize("value", [(), ("uint64_param", 5)])
-def test_a_parameter_without_a_value_is_refused(server: Server, target: Target, value: Any) -> None:
+def test_a_parameter_without_a_value_is_refused(server: Server) -> None:
     message = request("b_one", {"IN": X})
-    if value:
-        message.parameters["own"].uint64_param = 5
-        if target.is_shoal:
-            pytest.skip("accepted: uint64-parameters")
-    else:
-        message.parameters["own"].SetInParent()
+    message.parameters["own"].SetInParent()
     with refused("INVALID_ARGUMENT", "parameter"):
         server.send(message)
 
@@ -327,7 +321,7 @@ def test_a_hundred_thousand_inputs_are_refused_quickly(server: Server) -> None:
 
 def test_a_hundred_thousand_outputs_are_refused_quickly(server: Server) -> None:
     message = odd_request("b_one", [("IN", "FP32", (1, 4))], [F16], outputs=[f"OUT{i}" for i in range(100_000)])
-    with refused("INVALID_ARGUMENT", "unexpected inference output"):
+    with refused("INVALID_ARGUMENT", "output"):
         server.send(message, timeout=20)
 
 

@@ -59,6 +59,11 @@ class CoreLoop:
         self._posted.append(callback)
         self.wake()
 
+    def run_or_post(self, callback: Callback) -> None:
+        """As `post`, but a driver may run `callback`, and what it makes ready, on the calling thread while its own sleeps: that saves
+        waking it. From any thread but the loop's; for short work, a single answer."""
+        self.post(callback)
+
     def defer(self, callback: Callback) -> None:
         """Run `callback` once the input at hand is drained. Loop's thread only; the caller sees to it that it defers once."""
         self._deferred.append(callback)

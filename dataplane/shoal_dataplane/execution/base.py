@@ -13,6 +13,11 @@ Done = Callable[[Batch, Execution | ServingError], None]
 """Called on the core loop's thread when the batch has run; a ServingError fails every request of the batch."""
 
 
+FEW_REQUESTS = 4
+"""The answers to so many requests an executor's thread may give itself (CoreLoop.run_or_post). More are better given by the loop: each
+answer causes events that wake it, and it would contend with the executor's thread for the interpreter."""
+
+
 class Executor(Protocol):
     """Core loop's thread only, but for what an implementation does inside."""
 

@@ -22,7 +22,7 @@ from shoal_dataplane.backends.worker.options import MEMORY_LIMIT, WorkerOptions
 from shoal_dataplane.core.errors import Code, Reason, ServingError, internal, unavailable
 from shoal_dataplane.core.loop import CoreLoop
 from shoal_dataplane.execution import messages
-from shoal_dataplane.execution.base import Done
+from shoal_dataplane.execution.base import FEW_REQUESTS, Done
 from shoal_dataplane.execution.bridge import ServerBridge
 from shoal_dataplane.execution.channel import Frame, Kind, WireError
 from shoal_dataplane.execution.supervisor import acquire_supervisor, release_supervisor
@@ -205,8 +205,11 @@ class ProcessExecutor:
     # -- the worker, on its reader's and on the supervisor's thread
 
     def answered(self, worker: WorkerProcess, frame: Frame) -> None:
-        """A worker's answer to a batch."""
-        self._loop.post(partial(self._answer, worker, frame))
+        """A worker's answer to a batch. A small one is given from here: many answers are better given by the loop, which would else
+        contend with this thread for the interpreter with every event that they cause."""
+        batch = self._batch
+        take = self._loop.run_or_post if batch is not None and len(batch.requests) <= FEW_REQUESTS else self._loop.post
+        take(partial(self._answer, worker, frame))
 
     def heard(self, worker: WorkerProcess, frame: Frame) -> None:
         """Anything else a worker says. Raises WireError."""

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from shoal_dataplane.backends.base import Execution, Instance
 from shoal_dataplane.core.errors import ServingError
 from shoal_dataplane.core.loop import CoreLoop
-from shoal_dataplane.execution.base import Done
+from shoal_dataplane.execution.base import FEW_REQUESTS, Done
 from shoal_dataplane.execution.inline import run
 from shoal_dataplane.scheduling.base import Batch
 
@@ -56,7 +56,8 @@ class ThreadExecutor:
         while (job := self._jobs.get()) is not None:
             batch, done = job
             result = run(self._instance, batch)
-            self._loop.post(partial(self._finish, batch, done, result))
+            give = self._loop.run_or_post if len(batch.requests) <= FEW_REQUESTS else self._loop.post
+            give(partial(self._finish, batch, done, result))
             del job, batch, done, result  # or they live until the next batch comes
 
     def _finish(self, batch: Batch, done: Done, result: Execution | ServingError) -> None:

@@ -28,7 +28,7 @@ import grpc
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # a compiled module without stubs
 
-from shoal_dataplane.core.loop import ThreadedLoop
+from shoal_dataplane.core.loop import Callback, ThreadedLoop
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,10 @@ class CompletionQueueLoop(ThreadedLoop):
         self._wake_sent = False
         self._wake_lock = threading.Lock()
         self._thread_id = 0
+        self._baton = threading.Lock()
+        """Held by the thread that runs the loop's work: the loop's own, but while it sleeps."""
+        self._asleep = False
+        self._sleeps_until_ns: int | None = None
         self._handshake = threading.Event()
         self._ended = threading.Event()
 
@@ -117,11 +121,32 @@ class CompletionQueueLoop(ThreadedLoop):
                 return
         super().wake()
 
+    def run_or_post(self, callback: Callback) -> None:
+        if not self._baton.acquire(blocking=False):
+            self.post(callback)  # the loop is awake
+            return
+        try:
+            if not self._asleep:
+                self.post(callback)
+                return
+            own, self._thread_id = self._thread_id, threading.get_ident()
+            self._call(callback)
+            self.run_ready()
+            due = self.next_timer_ns()
+            sleeps_until = self._sleeps_until_ns
+            self._thread_id = own
+            overslept = due is not None and (sleeps_until is None or due < sleeps_until)
+        finally:
+            self._baton.release()
+        if overslept or self.has_ready():
+            self.wake()
+
     # -- the loop
 
     def _serve(self, state: Any) -> None:
         """Runs in the place of grpc._server._serve, on the server's serving thread."""
         self._thread_id = threading.get_ident()
+        self._baton.acquire()
         try:
             self._drain_queue(state)
         except BaseException:
@@ -131,6 +156,9 @@ class CompletionQueueLoop(ThreadedLoop):
             self._wake_call = None
         self._wake_sent = False
         self._thread_id = 0
+        if not self._asleep:  # else it is not this thread that holds it
+            self._baton.release()
+        self._asleep = False
         self._run()  # HTTP requests in flight still need the core loop
         self._ended.set()
 
@@ -139,12 +167,20 @@ class CompletionQueueLoop(ThreadedLoop):
         poll, request_call = queue.poll, server.request_call
         started, new_call = grpc_server._ServerStage.STARTED, grpc_server._REQUEST_CALL_TAG
         methods = self._methods
-        assert methods is not None
         handlers: dict[bytes, Callable[[Any], None] | None] = {}
+        take_baton, release_baton = self._baton.acquire, self._baton.release
         block = True
         deadline: float | None = None
+        assert methods is not None
         while True:
-            event = poll(deadline) if block else poll(0)
+            if block:
+                self._asleep = True
+                release_baton()
+                event = poll(deadline)
+                take_baton()
+                self._asleep = False
+            else:
+                event = poll(0)
             tag = event.tag
             if tag is SENT:
                 pass  # nothing to do, and nothing new to look for: sleep on as before
@@ -189,7 +225,7 @@ class CompletionQueueLoop(ThreadedLoop):
         """May the loop block, and until when (seconds of time.time())?"""
         if self._posted or self._deferred:
             return False, None
-        due = self.next_timer_ns()
+        self._sleeps_until_ns = due = self.next_timer_ns()
         if due is None:
             return True, None
         remaining = due - self.now_ns()

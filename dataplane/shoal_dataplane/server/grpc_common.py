@@ -67,7 +67,7 @@ class Carrier:
     """Takes from a call what is not in its message. `forward_pattern` is --grpc-header-forward-pattern."""
 
     def __init__(self, forward_pattern: str = "") -> None:
-        self._forward = re.compile(forward_pattern).fullmatch if forward_pattern else None
+        self._forward = re.compile(forward_pattern).search if forward_pattern else None
 
     def carried(self, metadata: Metadata) -> dict[str, str]:
         """The metadata that later rooms see."""

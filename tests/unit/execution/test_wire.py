@@ -67,7 +67,7 @@ def requests(draw: st.DrawFn) -> InferRequest:
     request = InferRequest("m", "1", inputs, Nobody(), id=draw(st.text(max_size=5)), outputs=outputs)
     request.parameters = draw(parameters)
     request.batch_size = draw(st.integers(1, 1 << 20))
-    request.correlation_id = draw(st.integers(0, (1 << 64) - 1) | st.text(max_size=5))
+    request.correlation_id = draw(st.integers(0, (1 << 64) - 1) | st.text(min_size=1, max_size=5))
     request.sequence_start, request.sequence_end = draw(st.booleans()), draw(st.booleans())
     request.timeout_us, request.priority = draw(st.integers(0, 1 << 62)), draw(st.integers(0, 1 << 63))
     if draw(st.booleans()):

@@ -430,3 +430,68 @@ def test_calls_that_arrive_during_the_stop_do_not_break_the_loop() -> None:
             caller.join()
         assert not server.loop.failed
         server.stop()
+
+
+def test_work_given_to_a_sleeping_loop_runs_on_the_thread_that_gives_it_and_to_one_that_is_awake_on_its_own() -> None:
+    server = Running("fast")
+    try:
+        loop = server.loop
+        threads: list[int] = []
+        eventually(lambda: loop._asleep)  # type: ignore[attr-defined]
+        loop.run_or_post(lambda: threads.append(threading.get_ident()))
+        assert threads == [threading.get_ident()]
+        entered, release, ran = threading.Event(), threading.Event(), threading.Event()
+
+        def occupy() -> None:
+            entered.set()
+            assert release.wait(10)
+
+        loop.post(occupy)
+        assert entered.wait(10)
+        loop.run_or_post(lambda: (threads.append(threading.get_ident()), ran.set())[0])
+        assert len(threads) == 1
+        release.set()
+        assert ran.wait(10)
+        assert threads[1] != threading.get_ident()
+    finally:
+        server.stop()
+
+
+def test_a_timer_set_by_work_on_another_thread_is_not_overslept() -> None:
+    server = Running("fast")
+    try:
+        loop = server.loop
+        for delay_ms in (1, 5, 50):
+            rang = threading.Event()
+            eventually(lambda: loop._asleep)  # type: ignore[attr-defined]
+            loop.run_or_post(
+                lambda rang=rang, delay_ms=delay_ms: loop.call_at(loop.now_ns() + delay_ms * 1_000_000, rang.set)
+            )
+            assert rang.wait(10)
+    finally:
+        server.stop()
+
+
+def test_no_work_is_lost_between_threads_that_give_it_and_a_loop_that_falls_asleep() -> None:
+    server = Running("fast")
+    try:
+        loop, total, per_thread = server.loop, [0], 3000
+        finished = threading.Event()
+
+        def one() -> None:
+            total[0] += 1
+            if total[0] == 4 * per_thread:
+                finished.set()
+
+        def give(method: Any) -> None:
+            for _ in range(per_thread):
+                method(one)
+
+        threads = [threading.Thread(target=give, args=(method,)) for method in (loop.post, loop.run_or_post) * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert finished.wait(10)
+    finally:
+        server.stop()
