@@ -119,6 +119,18 @@ def gate(tmp_path: Path) -> Iterator[Callable[[str], Gate]]:
         each.open()
 
 
+@pytest.fixture(autouse=True)
+def _note_differences(
+    request: pytest.FixtureRequest, target: Target, record_property: Callable[[str, object], None]
+) -> Iterator[None]:
+    """Write into the report which differences a test is about, for tests/conformance/compare.py."""
+    target.compared.clear()
+    yield
+    mark = request.node.get_closest_marker("differs")
+    for difference in sorted(target.compared | ({mark.args[0]} if mark else set())):
+        record_property("differs", difference)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked `differs` asserts what Shoal does: against Triton it has to fail, or the difference is none."""

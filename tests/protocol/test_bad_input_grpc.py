@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 import numpy as np
@@ -292,7 +291,6 @@ HUGE = {
     "bytes overflow": ([2**62, 4], b""),
     "one huge dimension": ([1, 2**63 - 1], F16),
     "huge beside zero": ([0, 2**62, 2**62], b""),
-    "many dimensions": ([1] * 5000, bytes(4)),
 }
 
 
@@ -366,3 +364,5 @@ def test_errors_are_short_whatever_was_sent(server: Server) -> None:
         server.send(odd_request("m" * 100_000, []))
     with refused("INVALID_ARGUMENT"):
         server.send(odd_request("b_one", [("n" * 100_000, "FP32", (1, 4))], [F16]))
+    with refused("INVALID_ARGUMENT", "IN"):
+        server.send(odd_request("b_one", [("IN", "FP32", [1] * 5000)], [bytes(4)]))

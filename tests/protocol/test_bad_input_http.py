@@ -180,15 +180,14 @@ def test_fp16_is_for_binary_data_only(server: Server) -> None:
     assert "FP16 data via JSON is not supported" in reply.error
 
 
-@pytest.mark.differs("json-errors-400")
 @pytest.mark.parametrize(
     "place", [b'"name": "I\xffN"', b'"name": "IN", "extra": "\xff"', b'"name": "IN", "data": ["\xff"]']
 )
-def test_json_that_is_no_utf8_is_refused(server: Server, place: bytes) -> None:
+def test_json_that_is_no_utf8_is_refused(server: Server, target: Target, place: bytes) -> None:
     reply = server.post(
         "/v2/models/w_one/infer", b'{"inputs": [{' + place + b', "datatype": "FP32", "shape": [1, 4]}]}'
     )
-    assert reply.status == 400
+    assert reply.status in target.pick("json-errors-400", shoal=(400,), triton=(400, 500))
     assert reply.error
 
 
@@ -282,7 +281,7 @@ def test_a_broken_compressed_body_is_refused(server: Server, target: Target, enc
         assert f"failed to decompress the request body as {encoding}" in reply.error
 
 
-@pytest.mark.differs("json-depth")
+@pytest.mark.differs("json-depth", run=False)
 @pytest.mark.parametrize("where", ["data", "document", "parameters"])
 def test_deep_json_is_refused(server: Server, where: str) -> None:
     deep = "[" * 100_000 + "]" * 100_000
@@ -304,14 +303,16 @@ def test_a_hundred_thousand_inputs_are_refused_quickly(server: Server) -> None:
     assert "inputs" in reply.error
 
 
-@pytest.mark.differs("shape-overflow")
-@pytest.mark.parametrize("shape", [[2**31] * 3, [2**62, 4], [1, 2**63], [0, 2**62, 2**62], [10**30, 1], [1] * 5000])
-def test_shapes_that_overflow_are_refused(server: Server, shape: list[int]) -> None:
+@pytest.mark.parametrize(
+    "shape", [[2**31] * 3, [2**62, 4], [1, 2**63], [0, 2**62, 2**62], [10**30, 1], [1] * 5000], ids=str
+)
+def test_shapes_that_overflow_are_refused(server: Server, target: Target, shape: list[int]) -> None:
     for data in ({"data": []}, {"parameters": {"binary_data_size": 0}}):
         entry = {"name": "IN", "datatype": "FP32", "shape": shape, **data}
         reply = server.post("/v2/models/w_one/infer", {"inputs": [entry]})
-        assert reply.status == 400, (reply.status, reply.body[:300])
-        assert "IN" in reply.error
+        statuses = target.pick("json-errors-400", shoal=(400,), triton=(400, 500))
+        assert reply.status in statuses, (reply.status, reply.body[:300])
+        assert reply.error
 
 
 RAW = {
@@ -328,17 +329,21 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("case", RAW)
-@pytest.mark.differs("malformed-http")
-def test_bytes_that_are_no_http_end_in_a_400_or_a_closed_connection(server: Server, case: str) -> None:
+def answered(server: Server, sent: bytes) -> bytes:
+    """What comes back before the connection is closed."""
     try:
-        received = raw_call((HOST, server.http_port), RAW[case])
-    except ConnectionResetError:
-        return
+        return raw_call((HOST, server.http_port), sent)
+    except OSError:  # closed while it was still being sent
+        return b""
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_bytes_that_are_no_http_end_in_a_400_or_a_closed_connection(server: Server, case: str) -> None:
+    received = answered(server, RAW[case])
     assert not received or received.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), received[:200]
 
 
-@pytest.mark.differs("http-input-limit")
+@pytest.mark.differs("http-input-limit", run=False)
 def test_a_body_that_claims_3_gib_is_refused_by_its_head(server: Server) -> None:
     head = f"POST /v2/models/w_one/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {3 << 30}\r\n\r\n"
     with socket.create_connection((HOST, server.http_port), timeout=10) as connection:
@@ -352,7 +357,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(server: Ser
             connection.sendall(b"POST /v2/models/w_one/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
 
 
-@pytest.mark.differs("http-input-limit")
+@pytest.mark.differs("http-input-limit", run=False)
 def test_bodies_beyond_the_limit_are_refused_however_they_come(start: Serve) -> None:
     def write(repository: Repository) -> None:
         repository.model(

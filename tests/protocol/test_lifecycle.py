@@ -179,7 +179,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.differs("exit-while-loading", run=False)
+@pytest.mark.differs("command-line", run=False)
 def test_a_signal_while_it_loads_ends_it(start: Serve, gate: MakeGate) -> None:
     hold = gate("load")
 
@@ -193,7 +193,7 @@ def test_a_signal_while_it_loads_ends_it(start: Serve, gate: MakeGate) -> None:
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.differs("port-in-use", run=False)
+@pytest.mark.differs("command-line", run=False)
 @pytest.mark.parametrize("door", ["grpc", "http", "metrics"])
 def test_a_port_in_use_is_named(start: Serve, door: str) -> None:
     (port,) = free_ports(1)
@@ -206,7 +206,7 @@ def test_a_port_in_use_is_named(start: Serve, door: str) -> None:
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.differs("flags", run=False)
+@pytest.mark.differs("command-line", run=False)
 @pytest.mark.parametrize(
     ("flags", "pattern"),
     [
@@ -252,7 +252,7 @@ def test_a_command_line_of_triton_is_taken(start: Serve) -> None:
     assert arrays(server.infer("quick", {"IN": X}))["OUT"].tolist() == [1]
 
 
-@pytest.mark.differs("json-logs", run=False)
+@pytest.mark.differs("command-line", run=False)
 def test_json_logs_are_one_object_a_line(start: Serve) -> None:
     def write(repository: Repository) -> None:
         repository.model("broken", "broken", execution="thread")

@@ -24,6 +24,7 @@ from pathlib import Path
 from shoal_api.digest import file_sha256
 from shoal_cli.fetch.store import FetchError, Progress, ensure_folder, silent
 
+_QUOTES = "\"')"
 _POLL_SECONDS = 0.1
 
 
@@ -131,9 +132,10 @@ def _pip() -> tuple[str, ...]:
 
 def _reason(result: subprocess.CompletedProcess[str]) -> str:
     """What of pip's output says most: why there was no connection, else its last error."""
-    broken = re.search(r"after connection broken by '.*?>?: (.+?)'\)?'", result.stderr)
+    broken = re.search(r"connection broken by '(.+?)'\)?\s*:\s", result.stderr)
     if broken is not None:
-        return f"no connection: {broken.group(1)}"
+        # "NewConnectionError('<urllib3... object at 0x...>: Failed ...')" or "NewConnectionError("HTTPConnection(host=...): Failed ...")"
+        return f"no connection: {re.sub(r'^.*?[>)]: ', '', broken[1]).rstrip(_QUOTES)}"
     lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return ((errors or lines or [f"pip ended with code {result.returncode}"])[-1]).rstrip(".")
