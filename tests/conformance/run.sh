@@ -4,7 +4,7 @@
 #
 #   tests/conformance/run.sh [arguments for pytest, such as -k batching]
 #
-#   PEERS   scratch folder, kept for the next run (default: .peers); about 450 MB
+#   PEERS   scratch folder, kept for the next run (default: .peers); about 220 MB
 #   PYTHON  a Python 3.10 to 3.12 for Triton's models (default: the first one found)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -53,7 +53,7 @@ status=0
 for target in triton shoal; do
   say "tests/protocol against $target"
   rm -f "$reports/$target.xml"
-  .venv/bin/pytest tests/protocol --target="$target" --junitxml="$reports/$target.xml" -o junit_family=xunit2 -q -r fE --timeout 300 "$@" || status=1
+  .venv/bin/pytest tests/protocol --target="$target" --junitxml="$reports/$target.xml" -o junit_family=xunit1 -q -r fE --timeout 300 "$@" || status=1
 done
 .venv/bin/python tests/conformance/compare.py "$reports/triton.xml" "$reports/shoal.xml" || status=1
 exit "$status"

@@ -120,22 +120,21 @@ def gate(tmp_path: Path) -> Iterator[Callable[[str], Gate]]:
 
 
 @pytest.fixture(autouse=True)
-def _note_differences(
-    request: pytest.FixtureRequest, target: Target, record_property: Callable[[str, object], None]
-) -> Iterator[None]:
-    """Write into the report which differences a test is about, for tests/conformance/compare.py."""
+def _note_differences(request: pytest.FixtureRequest, target: Target) -> Iterator[None]:
+    """Write into the report which differences a test has looked at, for tests/conformance/compare.py."""
     target.compared.clear()
     yield
-    mark = request.node.get_closest_marker("differs")
-    for difference in sorted(target.compared | ({mark.args[0]} if mark else set())):
-        record_property("differs", difference)
+    request.node.user_properties.extend(("differs", difference) for difference in sorted(target.compared))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked `differs` asserts what Shoal does: against Triton it has to fail, or the difference is none."""
     mark = item.get_closest_marker("differs")
-    if mark is None or item.config.getoption("--target") == "shoal":
+    if mark is None:
+        return
+    item.user_properties.append(("differs", mark.args[0]))
+    if item.config.getoption("--target") == "shoal":
         return
     if not mark.kwargs.get("run", True):
         pytest.skip(f"differs: {mark.args[0]}")

@@ -30,16 +30,20 @@ def server(start: Serve) -> ServedProcess:
     return start(write, flags).wait_ready()
 
 
-def over_grpc(server: ServedProcess, *metadata: tuple[str, str], **parameters: Any) -> dict[str, Any]:
+def over_grpc(
+    server: ServedProcess, *metadata: tuple[str, str], what: str = "parameters", **parameters: Any
+) -> dict[str, Any]:
+    """What the model sees."""
     response = server.send(request("seen", {"IN": X}, parameters=parameters), metadata=metadata)
-    return json.loads(arrays(response)["OUT"][0])["parameters"]
+    return json.loads(arrays(response)["OUT"][0])[what]
 
 
-def over_http(server: ServedProcess, **headers: str) -> dict[str, Any]:
+def over_http(server: ServedProcess, what: str = "parameters", **headers: str) -> dict[str, Any]:
+    """What the model sees."""
     reply = server.post("/v2/models/seen/infer", infer_document({"IN": X}), headers)
     assert reply.status == 200, reply.body
     outputs = {output["name"]: output for output in reply.json()["outputs"]}
-    return json.loads(outputs["OUT"]["data"][0])["parameters"]
+    return json.loads(outputs["OUT"]["data"][0])[what]
 
 
 def test_metadata_that_matches_the_pattern_reaches_the_model(server: ServedProcess) -> None:
@@ -53,6 +57,14 @@ def test_headers_that_match_the_pattern_reach_the_model(server: ServedProcess) -
 
 def test_parameters_and_headers_come_together(server: ServedProcess) -> None:
     assert over_grpc(server, ("my-header", "1"), own=5) == {"my-header": "1", "own": 5}
+
+
+@pytest.mark.differs("trace-context")
+def test_the_trace_context_of_a_call_reaches_the_model(server: ServedProcess) -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    assert json.loads(over_grpc(server, ("traceparent", parent), what="trace")) == {"traceparent": parent}
+    assert json.loads(over_http(server, "trace", traceparent=parent)) == {"traceparent": parent}
+    assert over_grpc(server, what="trace") is None
 
 
 def listens(port: int) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import socket
 import zlib
 from typing import Any
 
@@ -315,6 +316,16 @@ def test_a_chunked_body_is_taken(server: Server) -> None:
     assert response.status == 200
     response.read()
     connection.close()
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(server: Server) -> None:
+    body = json.dumps(infer_document({"IN": X})).encode()
+    head = f"POST /v2/models/h_one/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection((HOST, server.http_port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.protocol.conftest import Deploy
-from tests.protocol.harness.grpc_calls import arrays, refused, strings
+from tests.protocol.harness.grpc_calls import arrays, refused, request, strings
 from tests.protocol.harness.repository import OUT, Tensor
 from tests.protocol.harness.server import Server
 from tests.protocol.harness.targets import Target
@@ -130,6 +131,15 @@ def test_outputs_beside_an_error_are_ignored(server: Server, faults: str) -> Non
         do(server, faults, "error_and_output")
 
 
+@pytest.mark.differs("response-parameters")
+def test_parameters_of_a_response_reach_the_caller(server: Server, faults: str) -> None:
+    response = server.infer(faults, {"CODE": strings("parameters").reshape(1, 1)})
+    shown = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in response.parameters.items()}
+    assert shown == {"text": "x", "number": 3, "yes": True, "half": 0.5}
+    document = {"inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [1, 1], "data": ["parameters"]}]}
+    assert server.post(f"/v2/models/{faults}/infer", document).json()["parameters"] == shown
+
+
 def test_noncontiguous_arrays_are_sent_right(server: Server, faults: str) -> None:
     assert do(server, faults, "noncontiguous")["OUT"].tolist() == [[0.0, 2.0, 4.0, 6.0]]
 
@@ -165,6 +175,21 @@ def test_a_requested_output_that_does_not_come_is_an_error(server: Server, fault
     with refused("INTERNAL", "OUT"):
         do(server, faults, "missing", outputs=["OUT"])
     works(server, faults)
+
+
+@pytest.mark.parametrize("place", ["process", "thread"])
+def test_a_running_model_learns_that_its_caller_has_gone(
+    server: Server, deploy: Deploy, target: Target, tmp_path: Path, place: str
+) -> None:
+    if place != "process" and not target.is_shoal:
+        pytest.skip("runs models in processes only")
+    deploy(f"p_patient_{place}", "patient", execution=place)
+    note = tmp_path / "note"
+    running = server.later(request(f"p_patient_{place}", {"IN": X}, parameters={"note": str(note)}))
+    wait_for("it runs", note.exists)
+    assert running.cancel()
+    wait_for("the model has ended", lambda: note.read_text() != "")
+    assert note.read_text() == "cancelled"
 
 
 # -- a process that ends

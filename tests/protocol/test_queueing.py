@@ -61,7 +61,9 @@ def occupy(server: Server, model: str, gate: Gate) -> Any:
 
 def waiting(server: Server, model: str, count: int) -> None:
     wait_for(
-        f"{count} wait for {model}", lambda: server.metric("nv_inference_pending_request_count", model=model) == count
+        f"{count} wait for {model}",
+        lambda: server.metric("nv_inference_pending_request_count", model=model) == count,
+        seconds=10,
     )
 
 
@@ -213,14 +215,16 @@ def test_a_callers_deadline_ends_the_wait_on_the_server(server: Server, gate: Ma
     running.result()
 
 
+@pytest.mark.parametrize("how", ["infer", "generate", "generate_stream"])
 @pytest.mark.differs("disconnect-cancels")
-def test_an_http_client_that_leaves_is_cancelled(server: Server, gate: MakeGate) -> None:
+def test_an_http_client_that_leaves_is_cancelled(server: Server, gate: MakeGate, how: str) -> None:
     hold = gate("disconnect")
     failures = server.metric("nv_inference_request_failure", model="q_plain", reason="CANCELED")
     running = occupy(server, "q_plain", hold)
-    body = json.dumps(infer_document({"IN": np.zeros((1, 1), np.float32)})).encode()
+    document = infer_document({"IN": np.zeros((1, 1), np.float32)}) if how == "infer" else {"IN": 0}
+    body = json.dumps(document).encode()
     with socket.create_connection((HOST, server.http_port), timeout=5) as connection:
-        head = f"POST /v2/models/q_plain/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/q_plain/{how} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         waiting(server, "q_plain", 1)
     waiting(server, "q_plain", 0)

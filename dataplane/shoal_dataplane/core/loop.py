@@ -52,6 +52,7 @@ class CoreLoop:
         self._posted: deque[Callback] = deque()
         self._deferred: list[Callback] = []
         self._timers: list[tuple[int, int, Timer]] = []
+        self._coarse: list[tuple[int, int, Timer]] = []
         self._sequence = itertools.count()
 
     def post(self, callback: Callback) -> None:
@@ -68,10 +69,11 @@ class CoreLoop:
         """Run `callback` once the input at hand is drained. Loop's thread only; the caller sees to it that it defers once."""
         self._deferred.append(callback)
 
-    def call_at(self, when_ns: int, callback: Callback) -> Timer:
-        """Run `callback` at `when_ns` or soon after. Loop's thread only."""
+    def call_at(self, when_ns: int, callback: Callback, coarse: bool = False) -> Timer:
+        """Run `callback` at `when_ns` or soon after; a `coarse` timer may be some milliseconds late, which costs the driver less.
+        Loop's thread only."""
         timer = Timer(when_ns, callback)
-        heapq.heappush(self._timers, (when_ns, next(self._sequence), timer))
+        heapq.heappush(self._coarse if coarse else self._timers, (when_ns, next(self._sequence), timer))
         return timer
 
     def wake(self) -> None:
@@ -102,21 +104,28 @@ class CoreLoop:
 
     def run_timers(self) -> None:
         """Run the timers that are due."""
-        timers = self._timers
-        if not timers:
-            return
-        now = self.now_ns()
-        while timers and (timers[0][0] <= now or timers[0][2].cancelled):
-            timer = heapq.heappop(timers)[2]
-            if not timer.cancelled:
-                self._call(timer.callback)
+        if self._timers or self._coarse:
+            now = self.now_ns()
+            for timers in (self._timers, self._coarse):
+                while timers and (timers[0][0] <= now or timers[0][2].cancelled):
+                    timer = heapq.heappop(timers)[2]
+                    if not timer.cancelled:
+                        self._call(timer.callback)
 
     def next_timer_ns(self) -> int | None:
-        """When the next timer is due, None when there is none."""
-        timers = self._timers
-        while timers and timers[0][2].cancelled:
-            heapq.heappop(timers)
-        return timers[0][0] if timers else None
+        """When the next timer of either kind is due, None when there is none."""
+        exact, coarse = self.next_exact_ns(), self.next_coarse_ns()
+        if exact is None or coarse is None:
+            return coarse if exact is None else exact
+        return min(exact, coarse)
+
+    def next_exact_ns(self) -> int | None:
+        """When the next timer that is not coarse is due."""
+        return _earliest(self._timers)
+
+    def next_coarse_ns(self) -> int | None:
+        """When the next coarse timer is due."""
+        return _earliest(self._coarse)
 
     @staticmethod
     def _call(callback: Callback) -> None:
@@ -124,6 +133,12 @@ class CoreLoop:
             callback()
         except Exception:  # the loop serves every model: one faulty callback must not end it
             logger.exception("a callback of the core loop raised")
+
+
+def _earliest(timers: list[tuple[int, int, Timer]]) -> int | None:
+    while timers and timers[0][2].cancelled:
+        heapq.heappop(timers)
+    return timers[0][0] if timers else None
 
 
 class ThreadedLoop(CoreLoop):

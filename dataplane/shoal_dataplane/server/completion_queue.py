@@ -43,7 +43,9 @@ SENT = object()
 _SHORT_NS = 2_000_000
 """The queue's own deadlines are a millisecond coarse: a timer closer than this is waited for by looking at the queue without blocking,
 with naps in between that are short against it."""
+_GRAIN_NS = 1_000_000
 _NAP_S = 50e-6
+_FOREVER_NS = 3_600_000_000_000
 
 
 class HotMethods(Protocol):
@@ -225,15 +227,20 @@ class CompletionQueueLoop(ThreadedLoop):
         """May the loop block, and until when (seconds of time.time())?"""
         if self._posted or self._deferred:
             return False, None
-        self._sleeps_until_ns = due = self.next_timer_ns()
-        if due is None:
+        exact, coarse = self.next_exact_ns(), self.next_coarse_ns()
+        self._sleeps_until_ns = self.next_timer_ns()
+        if self._sleeps_until_ns is None:
             return True, None
-        remaining = due - self.now_ns()
-        if remaining > _SHORT_NS:
-            return True, time.time() + (remaining - _SHORT_NS // 2) / 1e9
-        if remaining > 2 * _NAP_S * 1e9:
-            time.sleep(_NAP_S)
-        return False, None
+        now = self.now_ns()
+        until = now + _FOREVER_NS if coarse is None else coarse + _GRAIN_NS
+        if exact is not None:
+            remaining = exact - now
+            if remaining <= _SHORT_NS:
+                if remaining > 2 * _NAP_S * 1e9:
+                    time.sleep(_NAP_S)
+                return False, None
+            until = min(until, exact - _GRAIN_NS)
+        return True, time.time() + max(0, until - now) / 1e9
 
     def _first_call(self, event: Any) -> None:
         call = event.call

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 UNARY = f"/{INFERENCE_SERVICE}/ModelInfer".encode()
 STREAM = f"/{INFERENCE_SERVICE}/ModelStreamInfer".encode()
 
+WATCH_AFTER_NS = 25_000_000
 STREAM_WINDOW = 256
 """Requests of one stream that may be in the server at a time; the next one is not read from the connection before one is answered."""
 
@@ -51,7 +52,9 @@ class HotDoor:
         self.refusing = False
         """Answer new requests with UNAVAILABLE: the server is draining."""
         self.carrier = Carrier(forward_pattern)
-        self._unwatched: list[UnaryCall] = []
+        self._young: list[UnaryCall] = []
+        self._old: list[UnaryCall] = []
+        self._watching = False
 
     def accept(self, method: bytes) -> Callable[[Any], None] | None:
         if method == UNARY:
@@ -73,19 +76,24 @@ class HotDoor:
             return None
         return time.monotonic_ns() + int((deadline - time.time()) * 1e9)
 
-    # A call that is answered in the very round of the loop in which it came cannot be cancelled in between. Only those that wait
-    # ask gRPC to be told of a cancellation, which costs an operation and an event a call.
+    # To be told of a cancellation costs an operation and an event a call. Most calls are answered before anybody could have changed
+    # his mind, so only those ask for it that are still open after WATCH_AFTER_NS.
 
     def watch_later(self, call: UnaryCall) -> None:
-        if not self._unwatched:
-            self.service.loop.defer(self._watch)
-        self._unwatched.append(call)
+        """Watch for the cancellation of `call` if it is still open in WATCH_AFTER_NS to twice that."""
+        if not self._watching:
+            self._watching = True
+            self.service.loop.call_at(self.service.loop.now_ns() + WATCH_AFTER_NS, self._watch, coarse=True)
+        self._young.append(call)
 
     def _watch(self) -> None:
-        calls, self._unwatched = self._unwatched, []
-        for call in calls:
+        for call in self._old:
             if call.request is not None:
                 call.watch()
+        self._old, self._young = self._young, []
+        self._watching = bool(self._old)
+        if self._watching:
+            self.service.loop.call_at(self.service.loop.now_ns() + WATCH_AFTER_NS, self._watch, coarse=True)
 
 
 class _Closed(CallTag):

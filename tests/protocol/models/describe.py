@@ -22,6 +22,7 @@ class TritonPythonModel:
                 "timeout": request.timeout(),
                 "requested": sorted(request.requested_output_names()),
                 "inputs": sorted(tensor.name() for tensor in request.inputs()),
+                "trace": request.trace().get_context(),
                 "args": self.args,
                 "config_name": self.config["name"],
                 "parameter": self.config["parameters"].get("note", {}).get("string_value"),

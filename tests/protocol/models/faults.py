@@ -31,6 +31,9 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=error("plain error"))
         if code == "error_and_output":
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", zeros(1, 4))], error=error("with an output"))
+        if code == "parameters":
+            values = {"text": "x", "number": 3, "yes": True, "half": 0.5}
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", zeros(1, 4))], parameters=values)
         if code == "noncontiguous":
             return out(np.arange(8, dtype=np.float32).reshape(4, 2).T[:1])
         arrays = {

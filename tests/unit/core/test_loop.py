@@ -122,3 +122,19 @@ def test_no_post_is_lost_under_contention() -> None:
     for thread in threads:
         thread.join()
     loop.stop()
+
+
+def test_coarse_timers_run_when_due_and_count_for_the_next_wake() -> None:
+    clock = Clock()
+    loop = CoreLoop(clock)
+    ran: list[str] = []
+    loop.call_at(3000, lambda: ran.append("coarse"), coarse=True)
+    assert (loop.next_exact_ns(), loop.next_coarse_ns(), loop.next_timer_ns()) == (None, 3000, 3000)
+    loop.call_at(4000, lambda: ran.append("exact"))
+    assert (loop.next_exact_ns(), loop.next_coarse_ns(), loop.next_timer_ns()) == (4000, 3000, 3000)
+    clock.now = 3000
+    loop.run_ready()
+    assert ran == ["coarse"]
+    clock.now = 4000
+    loop.run_ready()
+    assert ran == ["coarse", "exact"]
