@@ -66,8 +66,6 @@ def _servers(scratch: Path) -> dict[str, servers.Server]:
                 repository = scratch / f"triton-{delay}-{count}"
                 models.python_mlp(repository, extra=models.dynamic(delay) + "\n" + models.instances(count))
                 made[name] = servers.triton(repository)
-    else:
-        print("  no Triton here (see tests/conformance/run.sh): only Shoal is measured")
     return made
 
 

@@ -107,10 +107,17 @@ def triton(repository: Path, *flags: str, name: str = "triton") -> Server:
 
 
 def have_triton() -> bool:
-    """Is there a Triton to compare with?"""
-    folder = os.environ.get("TRITON")
-    peers = Path(os.environ.get("PEERS", ROOT / ".peers"))
-    return Path(folder or peers / "ptwheel" / "pytriton" / "tritonserver").joinpath("bin", "tritonserver").exists()
+    """Is there a Triton to compare with, and torch for its Python models? Says what is missing."""
+    python = Path(os.environ.get("TRITON_PYTHON", Path(os.environ.get("PEERS", ROOT / ".peers")) / "conformance"))
+    packages = next(iter(python.glob("lib/python3*/site-packages")), python)
+    server = Path(os.environ.get("TRITON", packages / "pytriton" / "tritonserver"))
+    if not server.joinpath("bin", "tritonserver").exists():
+        print(f"  no Triton in {server}: only Shoal is measured (make conformance sets one up)")
+        return False
+    if not packages.joinpath("torch").is_dir():
+        print(f"  {python} has no torch for Triton's Python models: only Shoal is measured (install torch there)")
+        return False
+    return True
 
 
 def tree(pid: int) -> list[int]:

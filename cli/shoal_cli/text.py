@@ -55,3 +55,10 @@ def plural(count: int, noun: str) -> str:
 def megabytes(size: int) -> str:
     """Bytes as "122 MB"."""
     return f"{size / 1e6:.0f} MB" if size >= 1_000_000 else f"{size / 1e3:.0f} kB"
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """A click callback: a number of seconds above 0. (click's own ranges let NaN through.)"""
+    if not 0 < value <= 1e6:
+        raise click.BadParameter(f"{value} is not a number of seconds above 0")
+    return value

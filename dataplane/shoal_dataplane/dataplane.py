@@ -15,6 +15,7 @@ from shoal_dataplane.execution.bridge import ServerBridge
 from shoal_dataplane.execution.factory import ModelFactory
 from shoal_dataplane.options import ServerOptions
 from shoal_dataplane.repository.manager import ModelRepository
+from shoal_dataplane.repository.types import ModelState
 from shoal_dataplane.routing.table import RoutingTable
 from shoal_dataplane.server.http import HttpDoor
 from shoal_dataplane.serving import Serving
@@ -38,9 +39,9 @@ class DataPlane:
         self.loop: CoreLoop = self._make_loop()
         self.service = Serving(options.server_id, self.loop, self._table, options.strict_readiness)
         self.bridge = ServerBridge(self.loop, self.service)
-        factory = ModelFactory(self.loop, self.bridge, backend_for, options.repository.backend_config)
+        self._factory = ModelFactory(self.loop, self.bridge, backend_for, options.repository.backend_config)
         self.repository = ModelRepository(
-            options.repository, factory, self._table, backend_for, sources=sources, listener=listener
+            options.repository, self._factory, self._table, backend_for, sources=sources, listener=listener
         )
         self._renderer = MetricsRenderer(options.metrics, self.service, self.bridge.custom_metrics)
         self.service.attach(self.repository, self._renderer.render)
@@ -147,7 +148,9 @@ class DataPlane:
             # What is left has no request in flight (an idle stream), or has had its time.
             if self._grpc is not None:
                 self._grpc.stop(_FLUSH_SECONDS if clean else 0).wait(_FLUSH_SECONDS + 5)
-            self.repository.close(max(1.0, deadline - time.monotonic()))
+            # Nobody waits for a model that still loads: what it has so far is freed with the process.
+            loading = any(row.state == ModelState.LOADING for row in self.repository.states())
+            self.repository.close(1.0 if loading else max(1.0, deadline - time.monotonic()))
             self.service.exited()
             if self._http is not None:
                 self._http.stop(_FLUSH_SECONDS if clean else 0)
@@ -159,7 +162,7 @@ class DataPlane:
 
     def _wait_answered(self, deadline: float) -> bool:
         """Wait until every request that was taken is answered; False when `deadline` (time.monotonic) comes first."""
-        while any(model.open_requests() for model in self.service.served_models()):
+        while self._factory.open_requests():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.01)

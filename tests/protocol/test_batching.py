@@ -150,40 +150,35 @@ DELAYED: list[tuple[str, list[int], list[list[int]], list[int]]] = [
     ("2, 6", [5, 1, 1, 1, 1], [[5, 1], [1, 1]], [1]),
     ("4", [3, 3, 3, 3, 3], [[3], [3], [3], [3]], [3]),
     ("4", [1, 1, 1, 2, 1], [[1, 1, 1]], [2, 1]),
+    ("2, 6", [3, 4, 1, 1, 1], [[3], [4, 1, 1]], [1]),
+    ("4", [1, 1, 1, 1, 1], [[1, 1, 1, 1]], [1]),
+    ("4", [6, 1, 1, 1, 1], [[6], [1, 1, 1, 1]], []),
 ]
 
 
 @pytest.mark.parametrize(("preferred", "rows", "at_once", "later"), DELAYED)
 def test_with_a_delay(
-    held: ServedProcess, load: Any, preferred: str, rows: list[int], at_once: list[list[int]], later: list[int]
+    held: ServedProcess,
+    load: Any,
+    target: Target,
+    preferred: str,
+    rows: list[int],
+    at_once: list[list[int]],
+    later: list[int],
 ) -> None:
     load(f"dynamic_batching {{ preferred_batch_size: [ {preferred} ] max_queue_delay_microseconds: {DELAY_US} }}")
     began = time.monotonic()
     sent = send(held, rows)
-    assert rows_of(sent) == [*at_once, *([later] if later else [])]
-    first = len(rows) - len(later)
-    for each in sent[first:]:
+    found = rows_of(sent)
+    expected = [*at_once, *([later] if later else [])]
+    if target.pick("batches-do-not-grow", shoal=False, triton=True) and found != expected:
+        # A batch that was formed and did not run yet took more requests: seen in some runs and not in others.
+        assert [row for batch in found for row in batch] == rows
+        assert len(found) <= len(expected)
+        return
+    assert found == expected
+    for each in sent[len(rows) - len(later) :]:
         assert each.answered_at - began >= DELAY_US / 1e6 * 0.9, "the last batch did not wait for its delay"
-
-
-@pytest.mark.parametrize(
-    ("preferred", "rows", "shoal", "triton"),
-    [
-        ("2, 6", [3, 4, 1, 1, 1], [[3], [4, 1, 1], [1]], [[3], [4, 1, 1, 1]]),
-        ("4", [1, 1, 1, 1, 1], [[1, 1, 1, 1], [1]], [[1, 1, 1, 1, 1], [1, 1, 1, 1]]),
-        ("4", [6, 1, 1, 1, 1], [[6], [1, 1, 1, 1]], [[6], [1, 1, 1, 1]]),
-    ],
-)
-def test_a_formed_batch_does_not_grow(
-    held: ServedProcess, load: Any, target: Target, preferred: str, rows: list[int], shoal: Any, triton: Any
-) -> None:
-    """Triton may add requests to a batch that it has formed and not yet run; it is seen to in some runs and not in others."""
-    load(f"dynamic_batching {{ preferred_batch_size: [ {preferred} ] max_queue_delay_microseconds: {DELAY_US} }}")
-    found = rows_of(send(held, rows))
-    if target.pick("batches-do-not-grow", shoal=True, triton=False):
-        assert found == shoal
-    else:
-        assert found[0] in (shoal[0], triton[0])
 
 
 def test_requests_of_different_shapes_do_not_share_a_batch(held: ServedProcess, load: Any) -> None:

@@ -215,7 +215,7 @@ def test_unary_calls_work_as_well(streaming: Server) -> None:
         streaming.send(request("nobody"))
     with refused("INTERNAL", "boom happened"):
         streaming.send(faulty("raise"))
-    assert streaming.stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
+    assert streaming.stub.ServerLive(pb.ServerLiveRequest(), timeout=10).live
 
 
 def test_a_cancelled_unary_call_leaves_the_server_usable(streaming: Server, gate: Callable[[str], Gate]) -> None:

@@ -13,6 +13,7 @@ from shoal_cli.client.http import DEFAULT_URL, ClientError, HttpClient
 from shoal_cli.client.render import as_json, classes, describe
 from shoal_cli.client.tensors import ClientTensor
 from shoal_cli.client.values import InputError, build, split
+from shoal_cli.text import seconds
 
 
 class Client(Protocol):
@@ -44,7 +45,7 @@ class Client(Protocol):
 @click.option("--model-version", default="", metavar="N", help="This version; otherwise the highest that is ready.")
 @click.option("--url", default="", envvar="SHOAL_URL", help=f"The server.  [{DEFAULT_URL}, with --grpc localhost:8001]")
 @click.option("--grpc", "use_grpc", is_flag=True, help="Ask over gRPC.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", default=60.0, show_default=True, callback=seconds, help="Seconds to wait for an answer.")
 @click.option("--full", is_flag=True, help="Print every value.")
 @click.option("--json", "use_json", is_flag=True, help="Print JSON.")
 def command(

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from shoal_cli.client.http import DEFAULT_URL, ClientError, HttpClient
-from shoal_cli.text import print_table
+from shoal_cli.text import print_table, seconds
 
 HEADERS = ("Model", "Version", "State", "Backend", "Max batch", "Inputs", "Outputs")
 
 
 @click.command("models")
 @click.option("--url", default=DEFAULT_URL, show_default=True, envvar="SHOAL_URL", help="The server's HTTP port.")
-@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", default=10.0, show_default=True, callback=seconds, help="Seconds to wait for an answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(url: str, timeout: float, as_json: bool) -> None:
     """List the models of a running server: versions, states, inputs and outputs."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,12 +159,17 @@ def _agreement(client: Client, tokenizer_file: Path) -> None:
 
 
 def _next_steps(folder: Path) -> str:
-    place = _shown(folder)
+    place, shoal = _shown(folder), _command()
     return f"""\
-  shoal serve {place}
-  shoal models
-  shoal infer embed --input text="Hello, shoal"
-  shoal infer classifier --input image=@{place}/data/cat.jpg --classify 3"""
+  {shoal} serve {place}
+  {shoal} models
+  {shoal} infer embed --input text="Hello, shoal"
+  {shoal} infer classifier --input image=@{place}/data/cat.jpg --classify 3"""
+
+
+def _command() -> str:
+    """How to type this program here: by its name where the PATH has it."""
+    return "shoal" if shutil.which("shoal") else _shown(Path(sys.executable).with_name("shoal"))
 
 
 def _title(name: str, rest: str) -> None:

@@ -61,7 +61,11 @@ def serve(options: ServerOptions, entries: Sequence[ModelEntry], reporter: Repor
             pass
     if not signals.stop.is_set():
         failures = plane.repository.initial_failures()
-        if not quiet:
+        if not plane.service.model_states():
+            logger.warning("there are no models to serve")
+        if quiet:
+            logger.info(_addresses(plane, options))
+        else:
             _show(plane, options, failures)
         if failures and options.exit_on_error:
             plane.stop()
@@ -119,14 +123,18 @@ def _show(plane: DataPlane, options: ServerOptions, failures: Sequence[IndexEntr
     print_summary(plane.service.served_models(), failures)
     for entry in failures:
         click.echo(f"{entry.name}{f' version {entry.version}' if entry.version else ''}: {entry.reason}")
-    if failures and options.exit_on_error:
-        return
+    if not (failures and options.exit_on_error):
+        click.echo(_addresses(plane, options))
+
+
+def _addresses(plane: DataPlane, options: ServerOptions) -> str:
+    """ "Serving: HTTP 127.0.0.1:8000, gRPC ..., metrics ..."."""
     ports = (
         ("HTTP", options.http.address, plane.http_port if options.http.enabled else 0),
         ("gRPC", options.grpc.address, plane.grpc_port),
         ("metrics", options.metrics.address, plane.metrics_port if options.metrics.enabled else 0),
     )
-    click.echo("Serving: " + ", ".join(f"{name} {address}:{port}" for name, address, port in ports if port))
+    return "Serving: " + ", ".join(f"{name} {address}:{port}" for name, address, port in ports if port)
 
 
 def _drain(plane: DataPlane, options: ServerOptions, quiet: bool) -> int:

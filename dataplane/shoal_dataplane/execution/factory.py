@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 
 from shoal_api.protocol import model_config_pb2 as mc
@@ -48,6 +49,7 @@ class ModelFactory:
         self._backend_for = backend_for
         self._backend_config = backend_config
         self._hold_until = _hold_until()
+        self._models: weakref.WeakSet[ServedModel] = weakref.WeakSet()
 
     def build(self, source: VersionSource) -> ServedModel:
         """Load every instance, warm each up, and return the model. Raises ServingError; nothing is left behind then."""
@@ -84,7 +86,12 @@ class ModelFactory:
             logger.exception("loading model '%s' version %d failed", source.name, source.version)
             raise ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}", Reason.BACKEND) from error
         model.statistics.load_seconds = time.monotonic() - started
+        self._models.add(model)
         return model
+
+    def open_requests(self) -> int:
+        """Requests of all models that are taken and not yet answered, those of versions that are being replaced or unloaded among them."""
+        return sum(model.open_requests() for model in list(self._models))
 
     def _executor(self, mode: str, backend: Backend, context: ModelContext, instance: InstanceSpec) -> Executor:
         if mode == "process":

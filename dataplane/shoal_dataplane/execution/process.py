@@ -9,6 +9,7 @@ past their deadlines, and that still runs seconds later, is taken for hung.
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import threading
@@ -235,7 +236,7 @@ class ProcessExecutor:
             return
         output = WorkerOutput(self._context.name, self._instance.name)
         self._load_error = None
-        worker = WorkerProcess(self._supervisor, self, self._context.config, output)
+        worker = WorkerProcess(self._supervisor, self, self._context.config, self._instance.name, output)
         self._process = worker
         self._calls = WorkerCalls(self._bridge, worker.control, self._instance.name)
         self._process_watch = WorkerWatch(worker, self._options, self._supervisor, self._loop, self._instance.name)
@@ -281,6 +282,7 @@ class ProcessExecutor:
         self._failures += 1
         why = f": {self._load_error.message}" if self._load_error is not None else ""
         logger.error("the process of model instance '%s' %s%s; starting it again in %g s", name, worker.end, why, delay)
+        gc.collect()  # what is left of the process has cycles with its buffers in them, and collections are rare while serving
         self._supervisor.call_later(delay, self._restart)
 
     def _restart(self) -> None:

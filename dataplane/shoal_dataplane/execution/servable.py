@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Sequence
@@ -221,6 +222,9 @@ class ServedModel:
         executors, self._executors = self._executors, []
         for executor in executors:
             executor.close()
+        if executors:
+            del executor, executors
+            gc.collect()  # collections are rare while serving, and what was closed has cycles with its buffers in them
 
 
 def failure_reason(error: ServingError) -> Reason:

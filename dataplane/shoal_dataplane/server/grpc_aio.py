@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -37,9 +36,10 @@ from shoal_dataplane.server.grpc_common import (
     prepare,
     shutting_down,
 )
-from shoal_dataplane.server.grpc_door import reflection_pool, serialize
+from shoal_dataplane.server.grpc_door import reflection_pool
 from shoal_dataplane.server.grpc_health import HealthReporter
 from shoal_dataplane.server.grpc_methods import Method, methods
+from shoal_dataplane.server.listen import bind
 from shoal_dataplane.service import InferenceService
 
 STREAM_WINDOW = 256
@@ -147,11 +147,7 @@ class AioGrpcDoor:
         self._aio = asyncio.get_running_loop()
         self._server = server = grpc.aio.server(options=channel_options(self._options))
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._control(method),
-                request_deserializer=method.request.FromString,
-                response_serializer=serialize,
-            )
+            name: grpc.unary_unary_rpc_method_handler(self._control(method))
             for name, method in methods(self._service).items()
         }
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
@@ -162,6 +158,7 @@ class AioGrpcDoor:
         names = (INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, pool=reflection_pool())
         address = f"{self._options.address}:{self._options.port}"
+        bind(self._options.address, self._options.port, self._options.reuse_port, "--grpc-port").close()
         try:
             tls = self._options.tls
             port = (
@@ -176,9 +173,9 @@ class AioGrpcDoor:
     def _control(self, method: Method) -> Any:
         pool = self._slow_pool if method.slow else self._pool
 
-        async def call(request: Any, context: Any) -> Message:
+        async def call(message: bytes, context: Any) -> bytes:
             try:
-                return await asyncio.get_running_loop().run_in_executor(pool, method.call, request)
+                return await asyncio.get_running_loop().run_in_executor(pool, method.answer, message)
             except ServingError as error:
                 await context.abort(STATUS[int(error.code)], details(error).decode(errors="replace"))
                 raise AssertionError("abort raises") from error

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -22,6 +21,7 @@ from shoal_dataplane.server.grpc_common import STATUS, cannot_listen, channel_op
 from shoal_dataplane.server.grpc_health import HealthReporter
 from shoal_dataplane.server.grpc_infer import HotDoor
 from shoal_dataplane.server.grpc_methods import Method, methods
+from shoal_dataplane.server.listen import bind
 from shoal_dataplane.service import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ def reflection_pool() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-def _guarded(method: Method) -> Callable[[Any, grpc.ServicerContext], Message]:
-    def call(request: Any, context: grpc.ServicerContext) -> Message:
+def _guarded(method: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def call(message: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return method.call(request)
+            return method.answer(message)
         except ServingError as error:
             context.abort(STATUS[int(error.code)], details(error).decode(errors="replace"))
             raise AssertionError("abort raises") from error
@@ -82,19 +82,18 @@ class GrpcDoor:
         """Bind and serve. Raises OSError when the address cannot be bound, RuntimeError when the fast front does not work here."""
         options = self._options
         server = grpc.server(self._pool, options=channel_options(options))
-        handlers = {}
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         for name, method in methods(self._service).items():
             behaviour = _guarded(method)
             if method.slow:
                 behaviour.experimental_thread_pool = self._slow_pool  # type: ignore[attr-defined]
-            handlers[name] = grpc.unary_unary_rpc_method_handler(
-                behaviour, request_deserializer=method.request.FromString, response_serializer=serialize
-            )
+            handlers[name] = grpc.unary_unary_rpc_method_handler(behaviour)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, pool=reflection_pool())
         address = f"{options.address}:{options.port}"
+        bind(options.address, options.port, options.reuse_port, "--grpc-port").close()  # says it better than gRPC does
         try:
             if options.tls is None:
                 self.port = server.add_insecure_port(address)
@@ -129,8 +128,3 @@ class GrpcDoor:
         self._reporter.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._slow_pool.shutdown(wait=False, cancel_futures=True)
-
-
-def serialize(message: Message) -> bytes:
-    """Any message's bytes."""
-    return message.SerializeToString()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from shoal_api.protocol import inference_pb2 as pb
 from shoal_dataplane.core.errors import invalid, unimplemented
@@ -22,6 +22,14 @@ class Method(NamedTuple):
     request: type[Message]
     call: Callable[[Any], Message]
     slow: bool = False
+
+    def answer(self, message: bytes) -> bytes:
+        """The response's bytes to a request's. Raises ServingError, INVALID_ARGUMENT for bytes that are no such request."""
+        try:
+            request = self.request.FromString(message)
+        except DecodeError as error:
+            raise invalid(f"the message is not a valid {self.request.DESCRIPTOR.name}: {error}") from None
+        return self.call(request).SerializeToString()
 
 
 def methods(service: InferenceService) -> dict[str, Method]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import threading
@@ -22,6 +21,7 @@ from shoal_dataplane.server.http_dispatch import Dispatcher
 from shoal_dataplane.server.http_protocol import Server
 from shoal_dataplane.server.http_repository import RepositoryHandlers
 from shoal_dataplane.server.http_routes import Route, find_metrics_route, find_route
+from shoal_dataplane.server.listen import bind
 from shoal_dataplane.service import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -30,32 +30,6 @@ _BACKLOG: Final = 1024
 _WORKERS: Final = 4
 _CONTROL_WORKERS: Final = 8
 _CLOSE_SECONDS: Final = 1.0
-
-
-def bind(address: str, port: int, reuse_port: bool, flag: str) -> socket.socket:
-    """Return a listening socket. Raises OSError that names the address, the port and the flag that sets it."""
-    if not 0 <= port <= 65535:  # getaddrinfo would wrap it
-        raise OSError(f"cannot listen on '{address}:{port}' ({flag}): a port is a number from 0 to 65535")
-    try:
-        found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise OSError(f"cannot listen on '{address}:{port}' ({flag}): {error.strerror or error}") from None
-    # A name such as localhost may have both: the older one reaches more clients.
-    family, kind, protocol, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(where)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise OSError(f"Socket '{address}:{port}' already in use: choose another port with {flag}") from None
-        raise OSError(f"cannot listen on '{address}:{port}' ({flag}): {error.strerror or error}") from None
-    return listener
 
 
 class _Port:
@@ -135,9 +109,9 @@ class HttpDoor:
         http, metrics = self._options, self._metrics
         try:
             if http.enabled:
-                self._listeners["http"] = bind(http.address, http.port, http.reuse_port, "--http-port")
+                self._listeners["http"] = bind(http.address, http.port, http.reuse_port, "--http-port", _BACKLOG)
             if metrics.enabled:
-                self._listeners["metrics"] = bind(metrics.address, metrics.port, False, "--metrics-port")
+                self._listeners["metrics"] = bind(metrics.address, metrics.port, False, "--metrics-port", _BACKLOG)
         except OSError:
             self._close_listeners()
             raise

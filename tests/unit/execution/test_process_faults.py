@@ -230,7 +230,7 @@ def test_while_the_process_is_away_the_executor_is_neither_free_nor_healthy(tmp_
         os.kill(model.pid, signal.SIGKILL)
         error = pending.result()
         assert isinstance(error, ServingError)
-        assert "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out" in error.message
+        assert "was killed by signal 9 (SIGKILL), which may be the kernel, short of memory" in error.message
         assert not model.on_loop(model.executor.free)
         assert not model.executor.healthy()
         refused = model.fail(infer())

@@ -1,6 +1,7 @@
 """The worker process: one model instance, of any backend, behind two sockets.
 
-`python -m shoal_dataplane.execution.worker.main DATA CONTROL PARENT`: descriptors of the two sockets, and the process id of the server. The
+`python -m shoal_dataplane.execution.worker.main DATA CONTROL PARENT NAME`: descriptors of the two sockets, the server's process id, and
+the instance's name, for people who list processes. The
 main thread loads the model and runs its batches, which come over the data socket, one message a batch; another thread hears the control
 socket, so that a cancellation reaches a model while it runs. What the model prints goes to the log of the server.
 """

@@ -39,6 +39,7 @@ class WorkerOutput:
         self._instance = instance
         self._extra = {"model": model, "instance": instance}
         self._partial = b""
+        self._told = 0.0
         self._lines = _Allowance()
         self._warnings = _Allowance()  # of their own: what a model prints must not hide what went wrong in it
 
@@ -66,7 +67,8 @@ class WorkerOutput:
         allowance = self._warnings if level >= logging.WARNING else self._lines
         if not allowance.take():
             return
-        if allowance.dropped:
+        if allowance.dropped and time.monotonic() >= self._told + 1:
+            self._told = time.monotonic()
             dropped, allowance.dropped = allowance.dropped, 0
             logger.warning("%s: %d lines left out", self._instance, dropped, extra=self._extra)
         logger.log(level, "%s: %s", self._instance, message, extra=self._extra)

@@ -45,8 +45,10 @@ class Owner(Protocol):
 class WorkerProcess:
     """Made, and ended, on the supervisor's thread. `data` and `control` may be sent over from any thread."""
 
-    def __init__(self, supervisor: Supervisor, owner: Owner, config: mc.ModelConfig, output: WorkerOutput) -> None:
-        """Starts the process. Raises OSError when the system cannot."""
+    def __init__(
+        self, supervisor: Supervisor, owner: Owner, config: mc.ModelConfig, instance: str, output: WorkerOutput
+    ) -> None:
+        """Starts the process; `instance` is only for people who list processes. Raises OSError when the system cannot."""
         self._supervisor = supervisor
         self._owner = owner
         self.output = output
@@ -62,7 +64,7 @@ class WorkerProcess:
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                worker_command(MODULE, *(str(end.fileno()) for end in theirs), str(os.getpid())),
+                worker_command(MODULE, *(str(end.fileno()) for end in theirs), str(os.getpid()), instance),
                 stdin=subprocess.DEVNULL,
                 stdout=write,
                 stderr=write,
@@ -133,7 +135,7 @@ class WorkerProcess:
             name = signal.Signals(number).name
         except ValueError:
             name = "unknown"
-        hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
+        hint = ", which may be the kernel, short of memory" if number == signal.SIGKILL else ""
         return f"was killed by signal {number} ({name}){hint}"
 
     def _poll(self) -> None:
