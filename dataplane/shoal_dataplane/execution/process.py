@@ -282,8 +282,8 @@ class ProcessExecutor:
         self._failures += 1
         why = f": {self._load_error.message}" if self._load_error is not None else ""
         logger.error("the process of model instance '%s' %s%s; starting it again in %g s", name, worker.end, why, delay)
-        gc.collect()  # what is left of the process has cycles with its buffers in them, and collections are rare while serving
         self._supervisor.call_later(delay, self._restart)
+        gc.collect()  # what is left of the process has cycles with its buffers in them, and collections are rare while serving
 
     def _restart(self) -> None:
         try:
