@@ -48,12 +48,23 @@ def probe(port: int, message: bytes) -> bytes:
     return answer
 
 
-def h2load(port: int, message: bytes, callers: int, seconds: float, rate: int = 0, warm_up: float = 1) -> Load:
-    """A closed loop of `callers` over at most 4 connections, or, with `rate`, that many requests offered per second."""
+def h2load(
+    port: int,
+    message: bytes,
+    callers: int,
+    seconds: float,
+    rate: int = 0,
+    warm_up: float = 1,
+    most_connections: int = 4,
+) -> Load:
+    """A closed loop of `callers`, or, with `rate`, that many requests offered per second.
+
+    Each connection keeps its own time, and all start together: over one, requests come evenly spaced; over four, in fours.
+    """
     if shutil.which("h2load") is None:
         raise SystemExit("the benchmarks need h2load: apt-get install nghttp2-client")
     probe(port, message)
-    connections = min(callers, 4)
+    connections = min(callers, most_connections)
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder, "body"), Path(folder, "log")
         body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
