@@ -28,6 +28,7 @@ from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.options import GrpcOptions
 from shoal_dataplane.server.grpc_common import (
     STATUS,
+    STREAM_WINDOW,
     Carrier,
     cannot_listen,
     channel_options,
@@ -41,8 +42,6 @@ from shoal_dataplane.server.grpc_health import HealthReporter
 from shoal_dataplane.server.grpc_methods import Method, methods
 from shoal_dataplane.server.listen import bind
 from shoal_dataplane.service import InferenceService
-
-STREAM_WINDOW = 256
 
 
 class _Call:

@@ -17,6 +17,9 @@ MAX_MESSAGE = (1 << 31) - 1
 MAX_DETAILS = 4096
 """Bytes. A status message travels in a header, whose size clients limit to 8 KB."""
 
+STREAM_WINDOW = 256
+"""Requests of one stream that may be in the server at a time; the next one is not read from the connection before one is answered."""
+
 CARRIED = frozenset(("authorization", "traceparent", "tracestate"))
 """Metadata that always travels in the request."""
 

@@ -21,7 +21,7 @@ from shoal_dataplane.core.errors import Code, ServingError, internal
 from shoal_dataplane.core.request import InferRequest
 from shoal_dataplane.core.response import InferResponse
 from shoal_dataplane.server.completion_queue import SENT, CallTag
-from shoal_dataplane.server.grpc_common import Carrier, details, prepare, shutting_down
+from shoal_dataplane.server.grpc_common import STREAM_WINDOW, Carrier, details, prepare, shutting_down
 from shoal_dataplane.service import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -30,9 +30,6 @@ UNARY = f"/{INFERENCE_SERVICE}/ModelInfer".encode()
 STREAM = f"/{INFERENCE_SERVICE}/ModelStreamInfer".encode()
 
 WATCH_AFTER_NS = 25_000_000
-STREAM_WINDOW = 256
-"""Requests of one stream that may be in the server at a time; the next one is not read from the connection before one is answered."""
-
 _Receive = cygrpc.ReceiveMessageOperation
 _Close = cygrpc.ReceiveCloseOnServerOperation
 _Initial = cygrpc.SendInitialMetadataOperation
@@ -48,7 +45,6 @@ class HotDoor:
         self.service = service
         self.decoder = RequestDecoder()
         self.encoder = ResponseEncoder()
-        self.in_flight = 0
         self.refusing = False
         """Answer new requests with UNAVAILABLE: the server is draining."""
         self.carrier = Carrier(forward_pattern)
@@ -123,7 +119,6 @@ class UnaryCall(CallTag):
         self._watched = False
         self._header: RequestHeader | None = None
         self.request: InferRequest | None = None
-        door.in_flight += 1
         event.call.start_server_batch((_Receive(0),), self)
 
     def complete(self, event: Any) -> None:
@@ -180,7 +175,6 @@ class UnaryCall(CallTag):
         self._finish((_Initial((), 0), _Status((), int(error.code), details(error), 0)))
 
     def _finish(self, operations: tuple[Any, ...]) -> None:
-        self._door.in_flight -= 1
         if not self._watched:
             operations = (*operations, _Close(0))
         self._call.start_server_batch(operations, SENT)
@@ -255,7 +249,6 @@ class StreamCall(CallTag):
         self._half_closed = False
         self._closed = False
         self._reading = False
-        door.in_flight += 1
         event.call.start_server_batch((_Close(0),), _Closed(self._gone))
         self._read()
 
@@ -329,7 +322,6 @@ class StreamCall(CallTag):
 
     def _end(self, code: int, details: bytes) -> None:
         self._closed = True
-        self.door.in_flight -= 1
         self._cancel_open()
         operations: tuple[Any, ...] = (_Status((), code, details, 0),)
         if not self._initial_sent:
@@ -339,7 +331,6 @@ class StreamCall(CallTag):
     def _gone(self) -> None:
         if not self._closed:
             self._closed = True
-            self.door.in_flight -= 1
             self._cancel_open()
 
     def _cancel_open(self) -> None:
